@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.client.metadata import Cluster, PartitionInfo
+    from headrace.config.option_types import ProducerOptions
     from headrace.errors import (
         AbortableError,
         AuthenticationError,
@@ -111,6 +112,7 @@ __all__ = [
     "Producer",
     "ProducerFencedError",
     "ProducerInterceptor",
+    "ProducerOptions",
     "ProducerRecord",
     "RecordFuture",
     "RecordMetadata",
@@ -149,6 +151,7 @@ _MODULES = {
     "Partitioner": "producer.partitioners",
     "Producer": "producer.producer",
     "ProducerInterceptor": "producer.interceptors",
+    "ProducerOptions": "config.option_types",
     "ProducerRecord": "producer.records",
     "RecordFuture": "producer.batch",
     "RecordMetadata": "producer.records",

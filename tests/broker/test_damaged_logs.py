@@ -22,13 +22,13 @@ TIME_MS = 1_700_000_000_000
 
 
 def fetch(connection: Connection, offset: int, *, committed: bool = False):
-    wanted = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    partition = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
     request = FetchRequest(
         max_wait_ms=0,
         min_bytes=0,
         max_bytes=1 << 20,
         isolation_level=int(committed),
-        topics=[FetchTopic(topic="t", partitions=[wanted])],
+        topics=[FetchTopic(topic="t", partitions=[partition])],
     )
     ((answer,),) = (topic.partitions for topic in ask(connection, request, 12).responses)
     return answer
@@ -63,10 +63,10 @@ def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path
         assert f"to {end - 1} are lost or damaged:" in damaged
         with Connection(broker.bootstrap) as connection:
             assert fetch(connection, end - 1).error_code == Code.CORRUPT_MESSAGE
-            # By time a reader is sent to the range, not silently behind it.
-            found = {offset: offset_for(connection, TIME_MS + offset) for offset in (begin - 1, end - 1, end + 1)}
+            # A look-up by timestamp returns the damaged range, and does not silently skip it.
+            offsets = {offset: offset_for(connection, TIME_MS + offset) for offset in (begin - 1, end - 1, end + 1)}
             lost = int(damaged.split("offsets ")[1].split(" ")[0])
-            assert found == {begin - 1: begin - 1, end - 1: lost, end + 1: end + 1}
+            assert offsets == {begin - 1: begin - 1, end - 1: lost, end + 1: end + 1}
             values: dict[int, bytes | None] = {}
             for offset in [*range(begin), *range(end, RECORDS)]:
                 answer = fetch(connection, offset)

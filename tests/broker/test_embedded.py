@@ -126,7 +126,7 @@ def test_invalid_options_are_rejected_at_once():
     with pytest.raises(ConfigError, match=r"num.partitions is 'many'"):
         EmbeddedBroker({"num.partitions": "many"})
     with pytest.raises(ConfigError, match=r"unknown option 'num_partition'; did you mean 'num.partitions'"):
-        EmbeddedBroker(num_partition=3)
+        EmbeddedBroker(num_partition=3)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="cannot be sent to another process"):
         EmbeddedBroker({"somebodys.object": object()}).start()
 

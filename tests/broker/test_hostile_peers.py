@@ -18,7 +18,7 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.broker.handlers import fetch
-from headrace.broker.log.lookup import find_record
+from headrace.broker.log.log_segments import find_record
 from headrace.broker.ports import free_port
 from headrace.errors import Code
 from headrace.wire import legacy

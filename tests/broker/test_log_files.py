@@ -1,4 +1,4 @@
-"""Our files as Apache Kafka's own tool reads them."""
+"""The files of a log as Apache Kafka's DumpLogSegments reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPACT = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.0", "int
 
 @pytest.fixture(scope="module")
 def dump(kafka_jars):
-    """What DumpLogSegments says of files."""
+    """Return a function that runs DumpLogSegments on files and returns its output."""
 
     def dumped(paths, *options: str) -> str:
         files = ",".join(str(path) for path in sorted(paths))
@@ -31,7 +31,7 @@ def dump(kafka_jars):
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # what does not fit together is said there
+            stderr=subprocess.STDOUT,  # mismatches are printed there
             encoding="utf-8",
             timeout=JAVA_SECONDS_MAX,
         )
@@ -54,7 +54,7 @@ def fill(rig: LogRig, log) -> None:
 
 @pytest.fixture(scope="module", params=["plain", "append-time", "compacted"])
 def stored(request, tmp_path_factory):
-    """A log with everything in it, closed cleanly: its rows, and its folder."""
+    """Write and close a log with all kinds of batches; return its rows and its folder."""
     rig = LogRig(tmp_path_factory.mktemp("files") / "logs")
     options = {
         "plain": {"internal_segment_bytes": "3000", **DENSE},
@@ -68,50 +68,50 @@ def stored(request, tmp_path_factory):
         asyncio.run(rig.manager.compact())
         rig.append(log, (b"last", b"one"))
     rows = rows_of(log)
-    aborted = log.aborted.rows(0, 2**62)
+    aborted = log.aborted.entries(0, 2**62)
     asyncio.run(rig.manager.stop())
     return rows, aborted, log
 
 
 def test_kafka_reads_our_segments(stored, dump):
     rows, _, log = stored
-    said = dump(log.directory.glob("*.log"), "--deep-iteration", "--print-data-log")
-    assert "isvalid: false" not in said
-    assert "invalid" not in said.lower().replace("isvalid", "")
-    found = [
+    output = dump(log.directory.glob("*.log"), "--deep-iteration", "--print-data-log")
+    assert "isvalid: false" not in output
+    assert "invalid" not in output.lower().replace("isvalid", "")
+    matches = [
         (int(offset), int(time), key, payload)
         for offset, time, key, payload in re.findall(
             r"\| offset: (\d+) CreateTime: (\d+).*? sequence: .*?headerKeys: \[\](?: key: (\S+))?(?: payload: (.*))?$",
-            said.replace("LogAppendTime", "CreateTime"),
+            output.replace("LogAppendTime", "CreateTime"),
             re.MULTILINE,
         )
     ]
-    keyed = [row for row in found if row[2]]
+    keyed = [row for row in matches if row[2]]
     assert keyed == [
         (row.offset, row.timestamp, (row.key or b"").decode(), (row.value or b"").decode()) for row in rows
     ]
-    markers = re.findall(r"endTxnMarker: (\w+) coordinatorEpoch: (\d+)", said)
+    markers = re.findall(r"endTxnMarker: (\w+) coordinatorEpoch: (\d+)", output)
     if "compact" not in log.directory.name and not log.config.compact:
         assert markers == [("COMMIT" if n % 8 == 3 else "ABORT", str(n)) for n in range(3, 40, 4)]
 
 
-def test_kafka_finds_our_indexes_right(stored, dump):
+def test_kafka_accepts_our_indexes(stored, dump):
     _, _, log = stored
     indexes = [*log.directory.glob("*.index"), *log.directory.glob("*.timeindex")]
-    said = dump(indexes, "--deep-iteration")
-    assert len(re.findall(r"^Dumping ", said, re.MULTILINE)) == len(indexes)
-    assert not COMPLAINTS.search(said), said
+    output = dump(indexes, "--deep-iteration")
+    assert len(re.findall(r"^Dumping ", output, re.MULTILINE)) == len(indexes)
+    assert not COMPLAINTS.search(output), output
 
 
-def test_the_tool_would_complain(dump, tmp_path):
+def test_kafka_reports_a_wrong_index(dump, tmp_path):
     rig = LogRig(tmp_path / "logs")
     log = rig.log(index_interval_bytes="200")
     fill(rig, log)
     asyncio.run(rig.manager.stop())
-    for suffix, place in ((".index", 3), (".timeindex", 6)):
+    for suffix, position in ((".index", 3), (".timeindex", 6)):
         (path,) = log.directory.glob(f"*{suffix}")
         data = bytearray(path.read_bytes())
-        data[place] += 1
+        data[position] += 1
         path.write_bytes(data)
         assert COMPLAINTS.search(dump([path], "--deep-iteration"))
 
@@ -120,16 +120,16 @@ def test_kafka_reads_our_aborted_transactions_and_producers(stored, dump):
     _, aborted, log = stored
     files = list(log.directory.glob("*.txnindex"))
     if files:
-        said = dump(files)
-        found = re.findall(r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)", said)
-        assert [tuple(map(int, row)) for row in found] == aborted
+        output = dump(files)
+        matches = re.findall(r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)", output)
+        assert [tuple(map(int, row)) for row in matches] == aborted
     else:
         assert aborted == []
     newest = max(log.directory.glob("*.snapshot"))
-    said = dump([newest])
-    found = re.findall(
+    output = dump([newest])
+    matches = re.findall(
         r"producerId: (\d+) producerEpoch: (\d+) coordinatorEpoch: (-?\d+) currentTxnFirstOffset: (\S+) "
         r".*?lastSequence: (-?\d+)|firstSequence: (-?\d+) lastSequence: (-?\d+)",
-        said,
+        output,
     )
-    assert len(found) == 2, said
+    assert len(matches) == 2, output

@@ -165,7 +165,7 @@ def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
         )
         answer = await cluster.ask(2, WriteTxnMarkersRequest(markers=[marker]), 2)
         assert answer.markers[0].topics[0].partitions[0].error_code == Code.TRANSACTION_COORDINATOR_FENCED
-        assert cluster.partition(2, "t", 1).log.in_transaction(*who)
+        assert cluster.partition(2, "t", 1).log.producers.is_open(*who)
 
     run(tmp_path, test)
 

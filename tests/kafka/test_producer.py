@@ -259,7 +259,7 @@ def test_a_batch_too_large_for_the_topic_is_split_and_futures_stay_correct(eithe
         assert [future.result(0).offset for future in futures] == list(range(150))
         error = tiny.exception(0)
     assert "MESSAGE_TOO_LARGE" in str(error)
-    assert [(metadata.offset, error) for metadata, error in delivered] == [(n, None) for n in range(150)]
+    assert [(metadata and metadata.offset, error) for metadata, error in delivered] == [(n, None) for n in range(150)]
     assert values_of(either, topic, 150) == [b"%0200d" % n for n in range(150)]
 
 

@@ -11,7 +11,7 @@ from headrace.client.network import NetworkSettings
 from headrace.errors import AuthenticationError, ConnectionFailedError
 from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.api.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
-from tests.support.fakes import FakeClock
+from tests.support.fake_network import FakeClock
 from tests.support.scripted import METADATA, ScriptedServer, metadata
 
 HANDSHAKE, AUTHENTICATE = 17, 36

@@ -21,7 +21,7 @@ from headrace.wire.api.produce import (
 )
 from headrace.wire.layout import NO_SEQUENCE
 from headrace.wire.records import RecordBatch, read_batches
-from tests.support.fakes import DISCONNECT, Sent, _Sign
+from tests.support.fake_network import DISCONNECT, FIRST_PORT, HOST, Sent, Sign
 
 OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, MESSAGE_TOO_LARGE = 45, 47, 10
 KNOWN_BATCHES = 5
@@ -59,7 +59,7 @@ class FakeLog:
         """Store, or refuse for a reason of its own."""
         return self._answer(sent, lambda topic, partition, records: self._append(topic, partition, records))
 
-    def stored_but_lost(self, sent: Sent) -> _Sign:
+    def stored_but_lost(self, sent: Sent) -> Sign:
         """Store, but the answer never arrives."""
         self.produce(sent)
         return DISCONNECT
@@ -132,7 +132,7 @@ class FakeLog:
                 else LeaderIdAndEpoch(),
             )
 
-        endpoints = [NodeEndpoint(node_id=leader[0], host="fake", port=9092)] if leader else []
+        endpoints = [NodeEndpoint(node_id=leader[0], host=HOST, port=FIRST_PORT + leader[0])] if leader else []
         return lambda sent: self._answer(sent, outcome, node_endpoints=endpoints)
 
 

@@ -37,7 +37,7 @@ from headrace.wire.framing import FrameReader
 from headrace.wire.layout import Record
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message
-from tests.support.fakes import FakeClock
+from tests.support.fake_network import FakeClock
 
 HOST = "fake"
 HANG_UP = "hang up"

@@ -1,25 +1,23 @@
-"""Logs on a clock that is turned by hand.
+"""Logs on a clock that tests advance.
 
 rig = LogRig(tmp_path)
 log = rig.log("t", **{"internal.segment.bytes": "4096"})
 rig.append(log, b"a", b"b")                 a batch of two records; committed: the high watermark follows
-again = rig.crash()                         what a killed process would leave behind, opened by another one
+again = rig.crash()                         the files as a killed process leaves them, opened by another process
 again = await rig.restart()                 a clean stop, and a start
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.broker.log import AppendInfo, FoundOffset, Log, LogConfig, LogManager, Origin
-from headrace.broker.log.aborted import AbortedTransaction
+from headrace.broker.log import AbortedRange, AppendInfo, Log, LogConfig, LogManager, OffsetAndTimestamp, Origin
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
-from headrace.broker.log.lookup import find_record
+from headrace.broker.log.log_segments import find_record
 from headrace.broker.log.recovery import NO_FACTS, PartitionFacts
 from headrace.wire.layout import Record
 from headrace.wire.primitives import Buffer
@@ -40,10 +38,10 @@ def batch(
     offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """A batch as a producer sends it."""
+    """Return a batch as a producer sends it."""
     pairs = [value if isinstance(value, tuple) else (None, value) for value in values]
     rows = [
-        Record(offset + place, time_ms + place * step_ms, key, value, ()) for place, (key, value) in enumerate(pairs)
+        Record(offset + index, time_ms + index * step_ms, key, value, ()) for index, (key, value) in enumerate(pairs)
     ]
     return bytes(encode(rows, producer=producer, codec=codec, leader_epoch=leader_epoch))
 
@@ -52,7 +50,7 @@ _managers: list[LogManager] = []
 
 
 class LogRig:
-    """A manager of logs, and what tests do with it."""
+    """A LogManager with helpers for tests."""
 
     def __init__(
         self,
@@ -62,7 +60,7 @@ class LogRig:
         facts: PartitionFacts = NO_FACTS,
     ) -> None:
         self.root = root
-        self.facts = facts  # what the next start knows of every partition
+        self.facts = facts  # facts of every partition at the next start
         self.clock = clock or HandClock()
         self.defaults = dict(defaults or {})
         self.manager = LogManager(root, self.clock, self.defaults)
@@ -71,7 +69,7 @@ class LogRig:
         _managers.append(self.manager)
 
     def log(self, topic: str = "t", index: int = 0, /, **options: str) -> Log:
-        """The log of a partition; `segment_bytes` and the like are its topic's options."""
+        """Return the log of a partition; `segment_bytes` and so on are topic options."""
         named = {name.replace("_", "."): value for name, value in options.items()}
         return self.manager.create(topic, index, TOPIC_ID, LogConfig.resolve(named, self.defaults))
 
@@ -89,7 +87,7 @@ class LogRig:
         return info
 
     def crash(self) -> LogRig:
-        """Another process that finds what is on disk now. This one goes on as if nothing had happened."""
+        """Open a copy of the files in their current state. This rig continues to work."""
         self._copies += 1
         copy = self.root.with_name(f"{self.root.name}-{self._copies}")
         shutil.copytree(self.root, copy)
@@ -101,12 +99,11 @@ class LogRig:
 
 
 def let_go() -> None:
-    """Close what all rigs of a test have open: processes that "crashed" never did."""
+    """Close the files of all rigs of a test, also of those that "crashed"."""
     for manager in _managers:
-        for file in [*manager._host.files._open]:
-            file.close()
-        if manager._lock_fd >= 0:
-            os.close(manager._lock_fd)
+        for log in manager.all:
+            log.close(clean=False)
+        manager.release()
     _managers.clear()
 
 
@@ -115,7 +112,7 @@ def batches_of(log: Log, offset: int | None = None) -> list[RecordBatch]:
 
 
 def values_of(log: Log) -> list[bytes | None]:
-    """The values of all records, markers left out."""
+    """Return the values of all records, without markers."""
     return [row.value for row in rows_of(log)]
 
 
@@ -124,28 +121,28 @@ def rows_of(log: Log) -> list[Record]:
 
 
 def read_all(log: Log, *, bytes_max: int = 1 << 20, end_offset: int | None = None) -> bytes:
-    """Everything, as a consumer gets it fetch by fetch."""
+    """Return all batches, as a consumer fetches them."""
     end = log.high_watermark if end_offset is None else end_offset
     parts, at = [], log.start_offset
     while at < end:
-        found = log.read(at, bytes_max, end_offset=end, at_least_one=True)
-        if not found.data:
+        part = log.read(at, bytes_max, end_offset=end, at_least_one=True)
+        if not part.data:
             break
-        parts.append(bytes(found.data))
-        at = found.next_offset
+        parts.append(bytes(part.data))
+        at = part.next_offset
     return b"".join(parts)
 
 
 def committed_values(log: Log) -> list[bytes | None]:
-    """What a reader of committed records sees, by the rules of a consumer: the aborted list says what to leave out."""
+    """Return what a read_committed consumer sees: it skips the aborted transactions of the response."""
     stable = log.last_stable_offset
     data = read_all(log, end_offset=stable)
-    aborted = sorted(log.aborted_transactions(log.start_offset, stable), key=lambda each: each.first_offset)
+    aborted = sorted(log.aborted.between(log.start_offset, stable), key=lambda each: each.first_offset)
     return [row.value for row in visible(data, aborted)]
 
 
-def visible(data: Buffer, aborted: Sequence[AbortedTransaction]) -> Iterator[Record]:
-    """The records that a consumer of committed records gets of a response; `aborted` in the order of first offsets."""
+def visible(data: Buffer, aborted: Sequence[AbortedRange]) -> Iterator[Record]:
+    """Yield the records of a response that a read_committed consumer returns; `aborted` is sorted by first offset."""
     waiting = deque(aborted)
     ongoing: set[int] = set()
     for each in read_batches(data):
@@ -159,33 +156,41 @@ def visible(data: Buffer, aborted: Sequence[AbortedTransaction]) -> Iterator[Rec
             yield from each.records()
 
 
-def find_by_time(log: Log, timestamp_ms: int) -> FoundOffset | None:
-    """The first record with that timestamp or a later one, as ListOffsets finds it."""
+def find_by_time(log: Log, timestamp_ms: int) -> OffsetAndTimestamp | None:
+    """Return the first record with this timestamp or a later one, as ListOffsets does."""
     first_offset = log.start_offset
-    while (found_in := log.batch_for_time(timestamp_ms, first_offset)) is not None:
-        found = find_record(found_in, timestamp_ms, first_offset, Decompression(DecompressionLimits()))
-        if found is not None:
-            return found
-        first_offset = found_in.header.last_offset + 1
+    while (batch_with_time := log.segments.batch_for_time(timestamp_ms, first_offset)) is not None:
+        match = find_record(batch_with_time, timestamp_ms, first_offset, Decompression(DecompressionLimits()))
+        if match is not None:
+            return match
+        first_offset = batch_with_time.header.last_offset + 1
     return None
 
 
+def producers_of(log: Log) -> dict[int, tuple[Any, ...]]:
+    """Return the state of each producer that must survive a restart."""
+    return {
+        producer_id: (e.epoch, e.coordinator_epoch, e.last_timestamp, e.transaction_start, *e.batches)
+        for producer_id, e in log.producers.entries.items()
+    }
+
+
 def state_of(log: Log) -> dict[str, Any]:
-    """What must survive."""
+    """Return what must be the same after a restart."""
     return {
         "offsets": (log.start_offset, log.high_watermark, log.last_stable_offset, log.end_offset),
-        "producers": log.producers.facts(),
-        "aborted": log.aborted.rows(0, 2**62),
+        "producers": (producers_of(log), dict(log.producers.unreplicated)),
+        "aborted": log.aborted.entries(0, 2**62),
         "epochs": log.epochs.rows,
         "bytes": b"".join(bytes(each.view) for each in log.batches()),
     }
 
 
 def replicate(leader: Log, follower: Log, *, bytes_max: int = 1 << 20) -> None:
-    """What a follower's fetches do, until it has everything."""
+    """Append to the follower what its fetches return, until it has everything."""
     while follower.end_offset < leader.end_offset:
-        found = leader.read(follower.end_offset, bytes_max, end_offset=leader.end_offset, at_least_one=True)
-        follower.append(found.data, origin=Origin.REPLICATION)
+        part = leader.read(follower.end_offset, bytes_max, end_offset=leader.end_offset, at_least_one=True)
+        follower.append(part.data, origin=Origin.REPLICATION)
         follower.advance_high_watermark(leader.high_watermark)
 
 

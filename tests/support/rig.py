@@ -1,21 +1,25 @@
-"""A producer's engine on a bench: accumulator, sender and transaction manager, with a fake clock and fake brokers.
+"""A producer's accumulator, transaction manager, sender and network client, with a fake clock and fake brokers.
 
     rig = Rig(idempotent=True)
     future = rig.send(b"value")
     rig.run_until(future.done)
 
-No thread, no socket: a turn of the I/O thread is a call of `turn`, and time passes when nothing else happens.
+There is no thread and no real connection: `turn` runs an iteration of the I/O thread, and time passes when nothing else
+happens.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from headrace.client.addresses import Endpoint
+from headrace.client.connection import ConnectionSettings
 from headrace.client.metadata import Metadata, MetadataUpdater
+from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.producer.accumulator import Accumulator, AccumulatorSettings
 from headrace.producer.buffer_pool import BufferPool
 from headrace.producer.partitioners import AdaptiveSticky
@@ -45,22 +49,32 @@ from headrace.wire.api.transactions import (
     EndTxnResponse,
     InitProducerIdResponse,
 )
+from headrace.wire.api_keys import ApiKey
 from tests.support.fake_log import FakeLog
-from tests.support.fakes import FakeClient, FakeClock, Sent
+from tests.support.fake_network import FIRST_PORT, HOST, FakeClock, FakeCluster, Sent, endpoint
 
-PRODUCE, METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 3, 10, 22
-ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
+PRODUCE, METADATA, FIND_COORDINATOR = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FIND_COORDINATOR
+INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT = ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT
+ADD_PARTITIONS, ADD_OFFSETS = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN
 PRODUCER_ID = 4000
 GROUP = GroupMetadata("g", 3, "member", None)
 V2 = {"transaction.version": 2}
 V1 = {"transaction.version": 1}
 TURNS_MAX = 2_000
+SEED = 17
 
 log = logging.getLogger("headrace.test")
+_open_rigs: weakref.WeakSet[Rig] = weakref.WeakSet()
+
+
+def close_rigs() -> None:
+    """Close the rigs of the test that has ended."""
+    while _open_rigs:
+        _open_rigs.pop().client.close()
 
 
 class Rig:
-    """The topic is "t"; partition p is led by broker p modulo their number, unless `leaders` says otherwise."""
+    """A producer with one topic, "t". Broker p modulo `brokers` leads partition p, unless `leaders` is changed."""
 
     def __init__(
         self,
@@ -82,12 +96,25 @@ class Rig:
         adaptive: bool = True,
         availability_timeout_ms: float = 0,
         features: dict[str, int] | None = None,
+        versions: dict[int, tuple[int, int]] | None = None,
         topic_id: bytes = bytes(16),
         observer: Any = None,
     ) -> None:
         self.clock = FakeClock()
-        self.client = FakeClient(self.clock, max_in_flight=max_in_flight)
-        self.client.features = V1 if features is None else features
+        rng = random.Random(SEED)
+        self.cluster = FakeCluster(self.clock)
+        self.cluster.set_features(V1 if features is None else features)
+        self.cluster.versions.update(versions or {})
+        self.selector = self.cluster.selector
+        self.client = NetworkClient(
+            ConnectionSettings("rig", open_socket=self.cluster.open_socket),
+            NetworkSettings(max_in_flight=max_in_flight),
+            self.clock,
+            log=log,
+            selector=self.selector,
+            rng=rng,
+        )
+        _open_rigs.add(self)
         self.log = FakeLog()
         self.topic_id = topic_id
         self.log.topic_names[topic_id] = "t"
@@ -109,20 +136,21 @@ class Rig:
             self.pool,
             self.clock,
             self.client.wakeup,
-            sticky=AdaptiveSticky(self.clock, adaptive=adaptive, availability_timeout_ms=availability_timeout_ms),
+            sticky=AdaptiveSticky(
+                self.clock, adaptive=adaptive, availability_timeout_ms=availability_timeout_ms, random=rng
+            ),
             on_open=None if self.transactions is None else self.transactions.add_partition,
         )
-        self.metadata = Metadata(self.clock)
-        client: Any = self.client
+        self.metadata = Metadata(self.clock, rng=rng)
         self.updater = MetadataUpdater(
             self.metadata,
-            client,
-            [Endpoint("fake", 9092)],
+            self.client,
+            [endpoint(0)],
             request_timeout_ms=request_timeout_ms,
             rebootstrap_trigger_ms=None,
         )
         self.sender = Sender(
-            client,
+            self.client,
             self.updater,
             self.accumulator,
             SenderSettings(
@@ -136,25 +164,28 @@ class Rig:
             log=log,
             transactions=self.transactions,
             observer=observer,
+            rng=rng,
         )
+        self.client.on_failure = self.sender.request_metadata
         self._script_defaults()
         self.metadata.add_topic("t")
         self.run_until(lambda: "t" in self.metadata.cluster.topics)
-        self.client.sent.clear()
+        self._connect()
+        self.cluster.sent.clear()
 
     def _script_defaults(self) -> None:
-        """Brokers on a good day."""
-        client = self.client
-        client.always(METADATA, self.answer_metadata)
-        client.always(PRODUCE, self.log.produce)
-        client.always(FIND_COORDINATOR, lambda sent: coordinator())
-        client.always(INIT_PRODUCER_ID, self.answer_init)
-        client.always(ADD_PARTITIONS, lambda sent: partitions_added(sent))
-        client.always(ADD_OFFSETS, AddOffsetsToTxnResponse())
-        client.always(TXN_OFFSET_COMMIT, lambda sent: offsets_committed(sent))
-        client.always(END_TXN, self.answer_end)
+        """Set the replies of brokers without failures."""
+        cluster = self.cluster
+        cluster.always(METADATA, self.reply_to_metadata)
+        cluster.always(PRODUCE, self.log.produce)
+        cluster.always(FIND_COORDINATOR, lambda sent: coordinator())
+        cluster.always(INIT_PRODUCER_ID, self.reply_to_init)
+        cluster.always(ADD_PARTITIONS, lambda sent: partitions_added(sent))
+        cluster.always(ADD_OFFSETS, AddOffsetsToTxnResponse())
+        cluster.always(TXN_OFFSET_COMMIT, lambda sent: offsets_committed(sent))
+        cluster.always(END_TXN, self.reply_to_end)
 
-    def answer_metadata(self, sent: Sent) -> MetadataResponse:
+    def reply_to_metadata(self, sent: Sent) -> MetadataResponse:
         partitions = [
             MetadataResponsePartition(
                 error_code=0 if leader >= 0 else 5, partition_index=p, leader_id=leader, leader_epoch=epoch
@@ -162,18 +193,18 @@ class Rig:
             for p, (leader, epoch) in enumerate(zip(self.leaders, self.leader_epochs, strict=True))
         ]
         return MetadataResponse(
-            brokers=[MetadataResponseBroker(node_id=n, host="fake", port=9092 + n) for n in self.brokers],
+            brokers=[MetadataResponseBroker(node_id=n, host=HOST, port=FIRST_PORT + n) for n in self.brokers],
             topics=[MetadataResponseTopic(name="t", topic_id=self.topic_id, partitions=partitions)],
         )
 
-    def answer_init(self, sent: Sent) -> InitProducerIdResponse:
-        """A new id, or the next epoch of the one that was sent."""
+    def reply_to_init(self, sent: Sent) -> InitProducerIdResponse:
+        """Return a new id, or the next epoch of the id in the request."""
         current = sent.message.producer_id
         if current == -1:
             return InitProducerIdResponse(producer_id=PRODUCER_ID, producer_epoch=0)
         return InitProducerIdResponse(producer_id=current, producer_epoch=sent.message.producer_epoch + 1)
 
-    def answer_end(self, sent: Sent) -> EndTxnResponse:
+    def reply_to_end(self, sent: Sent) -> EndTxnResponse:
         if sent.version < 5:
             return EndTxnResponse()
         return EndTxnResponse(producer_id=sent.message.producer_id, producer_epoch=sent.message.producer_epoch + 1)
@@ -206,7 +237,7 @@ class Rig:
         )
 
     def send_batches(self, count: int, partition: int = 0) -> list[Any]:
-        """One record a batch, numbered."""
+        """Send numbered records, each in its own batch."""
         futures = []
         for n in range(count):
             futures.append(self.send(b"%d" % n, partition))
@@ -214,11 +245,11 @@ class Rig:
         return futures
 
     def init(self, *, begin: bool = True) -> None:
-        """A transactional producer, ready or in a transaction."""
+        """Initialize a transactional producer, and begin a transaction."""
         self.finish(self.manager.begin_init())
         if begin:
             self.manager.begin_transaction()
-        self.client.sent.clear()
+        self.cluster.sent.clear()
 
     def commit(self) -> None:
         result = self.manager.begin_commit()
@@ -233,51 +264,81 @@ class Rig:
     # -- the I/O thread ------------------------------------------------------------------------
 
     def turn(self, count: int = 1) -> None:
-        """Turns in which no time passes."""
-        self.client.passes_time = False
+        """Run iterations of the I/O loop in which no time passes."""
+        self.selector.passes_time = False
         for _ in range(count):
             self.sender.run_once()
 
-    def run_until(self, is_so: Callable[[], object], turns_max: int = TURNS_MAX) -> None:
-        """Turn until something is so; time passes when nothing else happens."""
-        self.client.passes_time, self.client.is_enough = True, is_so
+    def run_until(self, condition: Callable[[], object], turns_max: int = TURNS_MAX) -> None:
+        """Run iterations until a condition is true; time passes when nothing else happens."""
+        self.selector.passes_time, self.selector.is_enough = True, condition
         for _ in range(turns_max):
-            if is_so():
+            if condition():
                 return
             self.sender.run_once()
-        raise AssertionError(f"not so after {turns_max} turns")
+        raise AssertionError(f"the condition is still false after {turns_max} turns")
 
     def run_for(self, ms: float) -> None:
-        """Turn until so much time has passed."""
+        """Run iterations until the time has passed."""
         end = self.clock.now_ms + ms
         self.run_until(lambda: self.clock.now_ms >= end)
 
     def start(self) -> threading.Thread:
-        """The I/O thread itself, for its whole life."""
-        self.client.passes_time, self.client.is_enough = True, lambda: False
+        """Start the I/O thread."""
+        self.selector.passes_time, self.selector.is_enough = True, lambda: False
         thread = threading.Thread(target=self.sender.run, daemon=True)
         thread.start()
         return thread
 
     def finish(self, result: PendingResult) -> None:
-        """Turn until an operation is over, and raise what came of it."""
+        """Run iterations until an operation is done, and raise its error."""
         self.run_until(lambda: result.is_done)
         result.wait(0)
 
     def error_of(self, future: Any) -> Any:
-        """Turn until a record is answered; its error or None."""
+        """Run iterations until a record has a result; returns its error or None."""
         self.run_until(future.done)
         return future.exception(0)
 
     def keys_sent(self) -> list[int]:
-        """The API keys of all requests so far, but for metadata."""
-        return [sent.api_key for sent in self.client.sent if sent.api_key != METADATA]
+        """Return the API keys of all requests so far, without Metadata."""
+        return [sent.api_key for sent in self.cluster.sent if sent.api_key != METADATA]
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Connect to all known brokers, without an iteration of the I/O loop."""
+        self.selector.passes_time, self.selector.is_enough = True, lambda: False
+        for node_id in self.updater.node_ids:
+            while not self.client.is_ready(node_id, self.clock.now_ms):
+                self.client.poll(self.client.delay_ms(node_id, self.clock.now_ms), self.clock.now_ms)
+
+    def notice_disconnects(self) -> None:
+        """Let the client read from its connections, without an iteration of the I/O loop."""
+        self.selector.passes_time = False
+        self.client.poll(0, self.clock.now_ms)
+
+    def upgrade(
+        self, *, versions: dict[int, tuple[int, int]] | None = None, features: dict[str, int] | None = None
+    ) -> None:
+        """Restart the brokers with other API versions or features; the client learns of them when it reconnects."""
+        self.cluster.versions.update(versions or {})
+        if features is not None:
+            self.cluster.set_features(features)
+        self.cluster.disconnect_all()
+        self.notice_disconnects()
+        self._connect()
+
+    def stop_broker(self, node_id: int) -> None:
+        """Stop a broker, and let the client notice it."""
+        self.cluster.stop(node_id)
+        self.notice_disconnects()
 
 
 def coordinator(node_id: int = 0, error_code: int = 0) -> FindCoordinatorResponse:
     if error_code:
         return FindCoordinatorResponse(coordinators=[Coordinator(node_id=-1, port=-1, error_code=error_code)])
-    return FindCoordinatorResponse(coordinators=[Coordinator(node_id=node_id, host="fake", port=9092)])
+    return FindCoordinatorResponse(coordinators=[Coordinator(node_id=node_id, host=HOST, port=FIRST_PORT + node_id)])
 
 
 def partitions_added(sent: Sent, errors: dict[int, int] | None = None) -> AddPartitionsToTxnResponse:
@@ -313,7 +374,7 @@ def offsets_committed(sent: Sent, errors: dict[int, int] | None = None) -> TxnOf
 
 
 def new_rig(**options: Any) -> Rig:
-    """A transactional one that has done nothing yet."""
+    """Return a transactional rig that is not initialized."""
     return Rig(transactional_id="x", **options)
 
 
@@ -324,8 +385,8 @@ def rig_in_transaction(**options: Any) -> Rig:
 
 
 def rig_with_coordinator_apart(**options: Any) -> Rig:
-    """The coordinator is a broker of its own, that metadata does not know."""
+    """Return a rig whose coordinator is a broker that is not in the metadata."""
     rig = new_rig(brokers=2, **options)
-    rig.client.always(FIND_COORDINATOR, lambda sent: coordinator(7))
+    rig.cluster.always(FIND_COORDINATOR, lambda sent: coordinator(7))
     rig.init()
     return rig

@@ -34,10 +34,12 @@ ITEMS_MAX = 2
 
 
 @pytest.fixture(autouse=True)
-def _files_are_closed():
+def _rigs_are_closed():
     yield
-    if (rig := sys.modules.get("log_rig")) is not None:
-        rig.let_go()
+    if (log_rig := sys.modules.get("tests.support.log_rig")) is not None:
+        log_rig.let_go()
+    if (rig := sys.modules.get("tests.support.rig")) is not None:
+        rig.close_rigs()
 
 
 @pytest.fixture

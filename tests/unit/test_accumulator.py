@@ -218,7 +218,6 @@ def test_more_partitions_keep_the_open_batches():
 @pytest.mark.behaviour("P16")
 def test_keyless_records_stay_until_batch_size_then_move_on():
     rig = Rig(partitions=8, adaptive=False)
-    rig.accumulator.sticky._random.seed(1)
     places = [rig.send(b"x" * 300, None).batch.partition for _ in range(60)]
     runs = [places[0]]
     for place in places[1:]:
@@ -263,7 +262,7 @@ def test_partitions_of_a_node_that_takes_nothing_are_left_out_after_a_while(adap
     def places():
         return {rig.send(b"x" * 800, None).batch.partition for _ in range(300)}
 
-    rig.client.nodes[1].is_down = True  # 1 and 3 are its partitions
+    rig.stop_broker(1)  # 1 and 3 are its partitions
     rig.send(b"for it", 1)
     rig.turn()
     rig.clock.advance(100)
@@ -272,7 +271,8 @@ def test_partitions_of_a_node_that_takes_nothing_are_left_out_after_a_while(adap
     rig.clock.advance(1)
     rig.turn()
     assert places() == ({0, 2} if adaptive else {0, 1, 2, 3})
-    rig.client.nodes[1].is_down = False
+    rig.cluster.start(1)
+    rig.run_until(lambda: rig.client.is_connected(1))
     rig.turn()
     assert places() >= {1, 3}, "its own again; the others' queues have grown long, and are chosen seldom"
 
@@ -287,7 +287,7 @@ def test_a_node_that_nothing_waits_for_is_not_left_out():
 
 def test_where_every_node_takes_nothing_any_partition_will_do():
     rig = Rig(brokers=1, partitions=4, availability_timeout_ms=100, total_bytes=1 << 22)
-    rig.client.nodes[0].is_down = True
+    rig.stop_broker(0)
     rig.send(b"v", 1)
     rig.turn()
     rig.clock.advance(101)
@@ -347,7 +347,7 @@ def test_a_batch_that_fills_behind_a_full_one_lingers_on():
     assert ready.next_check_ms == 50
     rig.turn()
     assert [batch.closed for batch in queue(rig)] == [False]
-    assert sum(request.api_key == PRODUCE for request in rig.client.sent) == 2
+    assert sum(request.api_key == PRODUCE for request in rig.cluster.sent) == 2
     rig.clock.advance(50)
     rig.turn()
     assert queue(rig) == []
@@ -482,7 +482,7 @@ def test_several_requests_of_one_iteration_are_fair_too():
         for _ in range(5):
             rig.send(b"x" * 900, partition)
     rig.turn()
-    sent = [p.partition_index for s in rig.client.of(PRODUCE) for t in s.message.topic_data for p in t.partition_data]
+    sent = [p.partition_index for s in rig.cluster.of(PRODUCE) for t in s.message.topic_data for p in t.partition_data]
     assert sorted(sent) == [0, 1, 2, 3]
 
 
@@ -609,7 +609,6 @@ def test_many_threads_lose_and_double_nothing():
     threads = [threading.Thread(target=append, args=(t,), daemon=True) for t in range(4)]
     for thread in threads:
         thread.start()
-    rig.client.passes_time = False
 
     def is_stored() -> bool:
         rig.turn()

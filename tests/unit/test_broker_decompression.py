@@ -1,4 +1,4 @@
-"""How far compressed batches are opened, and where."""
+"""Limits on decompression, and the event loop's share of it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def rig(tmp_path):
 
 
 def compressed(size: int, codec: int = CODEC_IDS["zstd"]) -> RecordBatch:
-    """A batch whose records come to a little more than `size` bytes."""
-    (found,) = read_batches(bytes(encode([Record(0, 1, None, bytes(size), ())], codec=codec)))
-    return found
+    """Return a batch whose records have a little more than `size` bytes."""
+    (compressed,) = read_batches(bytes(encode([Record(0, 1, None, bytes(size), ())], codec=codec)))
+    return compressed
 
 
 def refusal(work: Decompression, opened: RecordBatch) -> str:
@@ -44,7 +44,7 @@ def test_a_batch_beyond_its_limit_is_refused_as_too_large(codec):
     assert "message.max.decompressed.bytes" in refusal(work, compressed(100 * KIB, codec))
 
 
-def test_the_batches_of_a_request_are_counted_together_and_refused_ones_too():
+def test_the_request_limit_counts_all_batches_also_refused_ones():
     work = Decompression(DecompressionLimits(batch_bytes_max=100 * KIB, request_bytes_max=250 * KIB))
     work.payload(compressed(90 * KIB))
     refusal(work, compressed(200 * KIB))
@@ -52,14 +52,14 @@ def test_the_batches_of_a_request_are_counted_together_and_refused_ones_too():
     assert "request.max.decompressed.bytes is 256000" in refusal(work, compressed(50 * KIB))
 
 
-def test_the_ratio_counts_from_a_size_on(monkeypatch):
+def test_the_ratio_limit_applies_from_a_size_on(monkeypatch):
     monkeypatch.setattr(decompression, "RATIO_FREE_BYTES", 200 * KIB)
     work = Decompression(DecompressionLimits(ratio_max=100))
     work.payload(compressed(190 * KIB))  # a few hundred bytes
     assert "message.max.compression.ratio is 100" in refusal(work, compressed(201 * KIB))
 
 
-def test_the_event_loop_opens_small_batches_only(monkeypatch):
+def test_the_event_loop_decompresses_small_batches_only(monkeypatch):
     monkeypatch.setattr(decompression, "LOOP_BYTES_MAX", 100 * KIB)
     work = Decompression(DecompressionLimits(), on_loop=True)
     work.payload(compressed(60 * KIB))
@@ -69,7 +69,7 @@ def test_the_event_loop_opens_small_batches_only(monkeypatch):
     work.payload(compressed(60 * KIB))
 
 
-def test_batches_that_are_not_compressed_are_for_the_event_loop_up_to_a_limit(monkeypatch):
+def test_the_event_loop_checks_uncompressed_batches_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(decompression, "LOOP_BYTES_MAX", 100 * KIB)
     work = Decompression(DecompressionLimits(), on_loop=True)
     work.payload(compressed(900 * KIB, codec=0))
@@ -84,7 +84,7 @@ def test_the_event_loop_does_not_import_the_codecs(monkeypatch):
         Decompression(DecompressionLimits(), on_loop=True).payload(data)
 
 
-def test_conversions_are_left_to_a_thread(rig):
+def test_conversions_need_a_thread(rig):
     recompressing = rig.log(compression_type="gzip")
     old = legacy.encode([Record(0, 1, None, b"v", ())], magic=1, codec=0)
     for log, data, magic in ((recompressing, batch(b"v"), 2), (rig.log("old"), old, 1)):

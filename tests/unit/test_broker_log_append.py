@@ -1,4 +1,4 @@
-"""What gets into a log: offsets, what is refused and with which code, what is changed on the way."""
+"""Appends to a log: offsets, refused batches and their error codes, conversions, replication and disk errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from headrace.broker.log import Origin
-from headrace.broker.log.reserving import reserve
+from headrace.broker.log.files import reserve
 from headrace.errors import BrokerError, Code
 from headrace.wire import legacy
 from headrace.wire.compression import CODEC_IDS
@@ -31,7 +31,7 @@ def rig(tmp_path):
 
 
 def changed(data: bytes, **fields: int) -> bytes:
-    """A batch with other header fields, and the checksum to match."""
+    """Return a batch with other header fields and a valid checksum."""
     header = BatchHeader._make(header_layout.unpack_from(data))._replace(**fields)
     rest = header_layout.pack(*header)[21:] + data[61:]
     if "crc" not in fields:
@@ -81,13 +81,13 @@ def test_an_append_leaves_the_high_watermark_where_it_is(rig):
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_will_do(rig, kind):
+def test_any_buffer_type_is_accepted(rig, kind):
     log = rig.log()
     log.append(kind(batch(b"a")))
     assert values_of(log) == [b"a"]
 
 
-# --- refusals ---
+# --- invalid batches ---
 
 GOOD = batch(b"one", b"two")
 WITH_PRODUCER = batch(b"one", b"two", producer=Producer(5, 0, 0))
@@ -117,7 +117,7 @@ REFUSED = {
 
 @pytest.mark.behaviour("B08")
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(rig, name):
+def test_invalid_batches_are_refused_with_their_code(rig, name):
     data, code = REFUSED[name]
     log = rig.log()
     rig.append(log, b"before")
@@ -146,7 +146,7 @@ def test_a_compacted_topic_needs_keys(rig):
 
 
 @pytest.mark.parametrize("codec", CODEC_IDS.values())
-def test_records_that_are_none_are_refused_on_any_topic(rig, codec):
+def test_undecodable_records_are_refused_on_any_topic(rig, codec):
     data = changed(batch((b"k", b"v"), codec=codec), record_count=2, last_offset_delta=1)
     assert refused(rig.log(), data) == Code.INVALID_RECORD
 
@@ -154,7 +154,7 @@ def test_records_that_are_none_are_refused_on_any_topic(rig, codec):
 # --- timestamps ---
 
 
-def test_timestamps_too_far_off_are_refused(rig):
+def test_timestamps_outside_the_limits_are_refused(rig):
     log = rig.log(message_timestamp_before_max_ms="1000", message_timestamp_after_max_ms="500")
     rig.append(log, b"a", time_ms=START_MS - 1000)
     rig.append(log, b"b", time_ms=START_MS + 500)
@@ -164,7 +164,7 @@ def test_timestamps_too_far_off_are_refused(rig):
     rig.append(log, b"none at all", time_ms=-1)
 
 
-def test_an_hour_ahead_is_the_default(rig):
+def test_timestamps_may_be_an_hour_ahead_by_default(rig):
     log = rig.log()
     rig.append(log, b"a", time_ms=START_MS + HOUR_MS)
     assert refused(log, batch(b"b", time_ms=START_MS + HOUR_MS + 1)) == Code.INVALID_TIMESTAMP
@@ -172,7 +172,7 @@ def test_an_hour_ahead_is_the_default(rig):
 
 
 @pytest.mark.parametrize("codec", [0, CODEC_IDS["lz4"]])
-def test_log_append_time_stamps_all_records_and_mends_the_checksum(rig, codec):
+def test_log_append_time_sets_all_timestamps_and_updates_the_checksum(rig, codec):
     log = rig.log(message_timestamp_type="LogAppendTime")
     info = rig.append(log, b"a", b"b", codec=codec, time_ms=5, step_ms=1)
     assert info.append_time_ms == START_MS
@@ -181,18 +181,18 @@ def test_log_append_time_stamps_all_records_and_mends_the_checksum(rig, codec):
     assert rig.crash().log().end_offset == 2
 
 
-# --- what is changed on the way ---
+# --- conversion ---
 
 
-@pytest.mark.parametrize("wanted", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("topic_codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("sent", ["none", "zstd"])
-def test_the_topics_codec_wins(rig, wanted, sent):
-    log = rig.log(compression_type=wanted)
+def test_batches_are_recompressed_with_the_codec_of_the_topic(rig, topic_codec, sent):
+    log = rig.log(compression_type=topic_codec)
     rig.append(log, b"a" * 500, b"b", codec=CODEC_IDS[sent], producer=Producer(3, 1, 0), step_ms=7)
-    (found,) = batches_of(log)
-    assert found.header.codec == CODEC_IDS.get(wanted, 0)
-    assert (found.header.producer_id, found.header.base_sequence) == (3, 0)
-    assert [(row.timestamp, row.value) for row in found.records()] == [
+    (stored,) = batches_of(log)
+    assert stored.header.codec == CODEC_IDS.get(topic_codec, 0)
+    assert (stored.header.producer_id, stored.header.base_sequence) == (3, 0)
+    assert [(row.timestamp, row.value) for row in stored.records()] == [
         (START_MS, b"a" * 500),
         (START_MS + 7, b"b"),
     ]
@@ -211,11 +211,11 @@ def test_message_sets_become_a_batch(rig, magic, codec):
     rows = [Record(n, START_MS + n, b"k%d" % n, b"v%d" % n, ()) for n in range(3)]
     info = log.append(log.prepare(legacy.encode(rows, magic=magic, codec=CODEC_IDS[codec]), magic_allowed=magic))
     assert info[:2] == (1, 3)
-    found = batches_of(log)[1]
-    assert found.header.magic == 2
-    assert found.header.codec == CODEC_IDS[codec]
+    stored = batches_of(log)[1]
+    assert stored.header.magic == 2
+    assert stored.header.codec == CODEC_IDS[codec]
     times = [START_MS, START_MS + 1, START_MS + 2] if magic else [-1, -1, -1]
-    assert [(row.offset, row.timestamp, row.key, row.value) for row in found.records()] == [
+    assert [(row.offset, row.timestamp, row.key, row.value) for row in stored.records()] == [
         (n + 1, times[n], b"k%d" % n, b"v%d" % n) for n in range(3)
     ]
 
@@ -241,7 +241,7 @@ def test_damaged_message_sets_are_refused(rig):
 # --- replication ---
 
 
-def test_a_follower_takes_batches_as_they_are(rig):
+def test_a_follower_appends_batches_unchanged(rig):
     leader, follower = rig.log("a"), rig.log("b")
     for n in range(20):
         leader.append(batch(b"v%d" % n, b"w", producer=Producer(3, 0, 2 * n)), leader_epoch=n // 7)
@@ -250,7 +250,7 @@ def test_a_follower_takes_batches_as_they_are(rig):
     assert state_of(follower) == state_of(leader)
 
 
-def test_a_follower_refuses_what_it_has_or_cannot_trust(rig):
+def test_a_follower_refuses_damaged_batches_and_offsets_it_has(rig):
     log = rig.log()
     good = batch(b"a", b"b", offset=10, leader_epoch=1)
     log.append(good, origin=Origin.REPLICATION)
@@ -263,17 +263,17 @@ def test_a_follower_refuses_what_it_has_or_cannot_trust(rig):
     assert (log.end_offset, log.latest_epoch) == (21, 2)
 
 
-def test_coordinators_need_no_sequence(rig):
+def test_batches_of_coordinators_need_no_sequence_numbers(rig):
     log = rig.log(cleanup_policy="compact")
     mine = Producer(9, 2, -1, transactional=True)
     for n in range(3):
         log.append(batch((b"k%d" % n, b"v"), producer=mine), origin=Origin.COORDINATOR)
-    assert log.in_transaction(9, 2)
+    assert log.producers.is_open(9, 2)
     log.append_marker(9, 2, Marker(True, 0), leader_epoch=0)
-    assert not log.in_transaction(9, 2)
+    assert not log.producers.is_open(9, 2)
 
 
-def test_a_marker_is_no_batch_of_a_client(rig):
+def test_a_client_cannot_write_a_marker(rig):
     log = rig.log()
     assert refused(log, bytes(encode_marker(Marker(True, 0), 5, 0, START_MS))) == Code.INVALID_RECORD
 
@@ -298,7 +298,7 @@ def test_a_full_disk_leaves_no_trace(rig, monkeypatch):
     assert values_of(rig.crash().log()) == [b"before", b"after"]
 
 
-def test_a_write_that_stops_early_is_gone_on_with(rig, monkeypatch):
+def test_a_short_write_is_completed(rig, monkeypatch):
     log = rig.log()
     whole = os.pwrite
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, position: whole(fd, b"".join(parts)[:30], position))
@@ -308,7 +308,7 @@ def test_a_write_that_stops_early_is_gone_on_with(rig, monkeypatch):
     assert values_of(log) == [b"v" * 100, b"w"]
 
 
-def test_a_log_that_could_not_be_synced_takes_nothing_more(rig, monkeypatch):
+def test_a_log_refuses_writes_after_a_failed_fsync(rig, monkeypatch):
     log = rig.log()
     rig.append(log, b"a")
 
@@ -322,16 +322,16 @@ def test_a_log_that_could_not_be_synced_takes_nothing_more(rig, monkeypatch):
     assert refused(log, batch(b"b")) == Code.KAFKA_STORAGE_ERROR
 
 
-# --- room ahead of what is written ---
+# --- reserved disk space ---
 
 
 def reserved_bytes(path):
-    """What a file has on disk beyond its size."""
+    """Return the allocated bytes of a file beyond its size."""
     status = os.stat(path)
     return status.st_blocks * 512 - status.st_size
 
 
-def test_a_busy_segment_has_room_ahead_of_it_until_it_is_complete(rig):
+def test_a_large_segment_reserves_disk_space_until_it_is_closed(rig):
     log = rig.log(segment_bytes=str(4 << 20))
     rig.append(log, b"x" * 900_000)
     first = log.segments[-1]
@@ -349,7 +349,7 @@ def test_a_busy_segment_has_room_ahead_of_it_until_it_is_complete(rig):
     assert os.path.getsize(first.file.path) == first.size_bytes
 
 
-def test_room_that_a_crash_left_behind_is_given_back(rig):
+def test_disk_space_reserved_before_a_crash_is_released(rig):
     async def run():
         log = rig.log()
         rig.append(log, b"x" * 900_000)

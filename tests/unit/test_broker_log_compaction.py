@@ -1,4 +1,4 @@
-"""Compaction keeps the last record of each key, and what readers, producers and transactions need beside it."""
+"""Compaction: the last record of each key, tombstones, producers, transactions, selection of logs, crashes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.broker.log import compaction
-from headrace.broker.log.copying import DELETE_HORIZON
+from headrace.broker.log.compaction_filter import DELETE_HORIZON
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import Producer
 from tests.support.fake_internal import START_MS
-from tests.support.log_rig import LogRig, batch, batches_of, committed_values, keys_and_values, rows_of, state_of
+from tests.support.log_rig import (
+    LogRig,
+    batch,
+    batches_of,
+    committed_values,
+    keys_and_values,
+    producers_of,
+    rows_of,
+    state_of,
+)
 
 DAY_MS = 24 * 60 * 60 * 1000
 COMPACT = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.0"}
@@ -25,7 +34,7 @@ COMPACT = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.0"}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """What is written is not forced to disk here: no power is cut."""
+    """Skip fsync: these tests do not cut the power."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
@@ -86,14 +95,14 @@ def test_reads_from_any_offset_find_the_next_record(rig):
     compact(rig)
     left = [row.offset for row in rows_of(log)]
     for offset in range(40):
-        found = log.read(offset, 1, end_offset=40, at_least_one=True)
-        assert found.next_offset > offset
-        assert found.next_offset - 1 in {row for row in left if row >= offset} | {
+        part = log.read(offset, 1, end_offset=40, at_least_one=True)
+        assert part.next_offset > offset
+        assert part.next_offset - 1 in {row for row in left if row >= offset} | {
             each.header.last_offset for each in log.batches()
         }
 
 
-def test_small_segments_are_put_together(rig):
+def test_small_segments_are_merged(rig):
     log = rig.log(**COMPACT)
     for n in range(10):
         put(rig, log, b"k%d" % (n % 3), b"v%d" % n)
@@ -114,7 +123,7 @@ def test_segments_do_not_grow_beyond_their_size(rig):
     assert all(segment.size_bytes <= 4 * size for segment in log.segments)
 
 
-def test_more_keys_than_a_round_remembers_take_more_rounds(rig, monkeypatch):
+def test_more_keys_than_a_round_can_map_take_several_rounds(rig, monkeypatch):
     monkeypatch.setattr(compaction, "KEYS_MAX", 10)
     log = rig.log(**COMPACT)
     for n in range(60):
@@ -142,7 +151,7 @@ def test_more_keys_than_a_round_remembers_take_more_rounds(rig, monkeypatch):
         max_size=50,
     )
 )
-def test_a_compacted_log_is_the_dict_it_was(tmp_path_factory, steps):
+def test_a_compacted_log_has_the_last_value_of_each_key(tmp_path_factory, steps):
     rig = LogRig(tmp_path_factory.mktemp("compaction") / "logs")
     options = {**COMPACT, "internal_segment_bytes": "500", "delete_retention_ms": "1000"}
     log = rig.log(**options)
@@ -165,14 +174,14 @@ def test_a_compacted_log_is_the_dict_it_was(tmp_path_factory, steps):
             log = rig.log(**options)
             log.advance_high_watermark(log.end_offset)
         assert log.end_offset == end
-        found = {key: value for key, value in keys_and_values(rows_of(log)).items() if value is not None}
-        assert found == {key: value for key, value in model.items() if value is not None}
+        remaining = {key: value for key, value in keys_and_values(rows_of(log)).items() if value is not None}
+        assert remaining == {key: value for key, value in model.items() if value is not None}
 
 
 # --- tombstones ---
 
 
-def test_a_tombstone_stays_for_its_time(rig):
+def test_a_tombstone_stays_for_delete_retention_ms(rig):
     log = rig.log(**COMPACT, delete_retention_ms="10000")
     put(rig, log, b"k", b"v")
     put(rig, log, b"k", None, time_ms=START_MS + 3)
@@ -193,7 +202,7 @@ def test_a_tombstone_stays_for_its_time(rig):
         assert len(contents(log)) == left
 
 
-def test_a_key_that_comes_back_after_a_tombstone_is_there(rig):
+def test_a_key_written_again_after_a_tombstone_stays(rig):
     log = rig.log(**COMPACT, delete_retention_ms="0")
     put(rig, log, b"k", b"v")
     put(rig, log, b"k", None)
@@ -213,7 +222,7 @@ def test_the_last_batch_of_a_producer_stays_without_its_records(rig):
     put(rig, log, b"k", b"newer")
     put(rig, log, b"l", b"newer")
     log.roll()
-    before = log.producers.entries[7].facts()
+    before = producers_of(log)[7]
     compact(rig)
     assert contents(log) == [(6, b"k", b"newer"), (7, b"l", b"newer")]
     empty = batches_of(log)[0].header
@@ -221,19 +230,19 @@ def test_the_last_batch_of_a_producer_stays_without_its_records(rig):
     assert (empty.producer_id, empty.producer_epoch, empty.base_sequence) == (7, 3, 4)
     for path in log.directory.glob("*.snapshot"):
         path.unlink()
-    found = rig.crash().log(**COMPACT)
-    entry = found.producers.entries[7]
-    assert entry.facts()[:4] == before[:4]
+    reopened = rig.crash().log(**COMPACT)
+    entry = reopened.producers.entries[7]
+    assert producers_of(reopened)[7][:4] == before[:4]
     assert entry.last_sequence == 5
-    again = found.append(batch((b"k", b"2"), (b"l", b"x"), producer=Producer(7, 3, 4)))
+    again = reopened.append(batch((b"k", b"2"), (b"l", b"x"), producer=Producer(7, 3, 4)))
     assert again.duplicate
     assert again.first_offset == mine[2].first_offset
     with pytest.raises(BrokerError) as caught:
-        found.append(batch((b"k", b"9"), producer=Producer(7, 3, 8)))
+        reopened.append(batch((b"k", b"9"), producer=Producer(7, 3, 8)))
     assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_the_last_batch_of_a_round_stays_so_that_no_offset_is_given_twice(rig):
+def test_the_last_batch_of_a_round_stays_so_that_offsets_are_not_reused(rig):
     log = rig.log(**COMPACT)
     put(rig, log, b"k", b"v")
     put(rig, log, b"k", None)
@@ -250,7 +259,7 @@ def test_the_last_batch_of_a_round_stays_so_that_no_offset_is_given_twice(rig):
 # --- transactions ---
 
 
-def test_aborted_records_go_and_their_marker_after_them(rig):
+def test_aborted_records_are_removed_and_later_their_marker(rig):
     log = rig.log(**COMPACT, delete_retention_ms="1000")
     mine = [Producer(5, 0, n, transactional=True) for n in range(3)]
     put(rig, log, b"k", b"committed", producer=mine[0])
@@ -266,8 +275,8 @@ def test_aborted_records_go_and_their_marker_after_them(rig):
     assert contents(log) == [(0, b"k", b"committed"), (5, b"z", b"z")]
     controls = [each.header.base_offset for each in log.batches() if each.header.is_control]
     assert controls == [1, 4]  # the last batch of the producer stays, empty, and so its marker is needed
-    assert log.aborted_transactions(0, 6) == [(5, 2)]
-    # The producer goes on: its last batch is another one now, and nothing is left of the aborted transaction.
+    assert log.aborted.between(0, 6) == [(5, 2)]
+    # The producer continues: it has another last batch, and nothing is left of the aborted transaction.
     put(rig, log, b"y", b"y", producer=Producer(5, 0, 3, transactional=True))
     rig.mark(log, 5, 0, committed=True)
     log.roll()
@@ -276,14 +285,14 @@ def test_aborted_records_go_and_their_marker_after_them(rig):
         rig.clock.now_ms += 1001
         put(rig, log, b"x", b"x", time_ms=rig.clock.time_ms())
         log.roll()
-    assert log.aborted_transactions(0, 99) == []
+    assert log.aborted.between(0, 99) == []
     controls = [each.header.base_offset for each in log.batches() if each.header.is_control]
     assert controls == [1, 7]
     assert committed_values(log)[:2] == [b"committed", b"z"]
     assert len(batches_of(rig.crash().log(**COMPACT))) == len(batches_of(log))
 
 
-def test_an_open_transaction_is_not_touched(rig):
+def test_an_open_transaction_is_not_compacted(rig):
     log = rig.log(**COMPACT)
     put(rig, log, b"a", b"1")
     put(rig, log, b"a", b"2")
@@ -314,7 +323,7 @@ TRANSACTIONS = st.lists(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TRANSACTIONS)
-def test_with_transactions_it_is_the_dict_of_what_was_committed(tmp_path_factory, steps):
+def test_a_compacted_log_has_the_last_committed_value_of_each_key(tmp_path_factory, steps):
     rig = LogRig(tmp_path_factory.mktemp("compaction") / "logs")
     options = {**COMPACT, "internal_segment_bytes": "500", "delete_retention_ms": "1000"}
     log = rig.log(**options)
@@ -365,10 +374,10 @@ def test_with_transactions_it_is_the_dict_of_what_was_committed(tmp_path_factory
         log.advance_high_watermark(log.end_offset)
 
 
-# --- when ---
+# --- selection ---
 
 
-def test_only_what_is_dirty_enough_is_compacted(rig):
+def test_logs_below_the_dirty_ratio_are_not_compacted(rig):
     log = rig.log(cleanup_policy="compact", min_cleanable_dirty_ratio="0.5")
     for n in range(10):
         put(rig, log, b"k%d" % n, b"v" * 50)
@@ -386,7 +395,7 @@ def test_only_what_is_dirty_enough_is_compacted(rig):
     assert log.first_dirty_offset == 20
 
 
-def test_young_records_wait(rig):
+def test_records_younger_than_min_compaction_lag_are_not_compacted(rig):
     log = rig.log(**COMPACT, min_compaction_lag_ms="5000")
     for n in range(4):
         put(rig, log, b"k", b"%d" % n, time_ms=START_MS + n * 2000)
@@ -396,7 +405,7 @@ def test_young_records_wait(rig):
     assert [row[2] for row in contents(log)] == [b"1", b"2", b"3"]
 
 
-def test_old_records_are_compacted_though_the_log_is_not_dirty_enough(rig):
+def test_max_compaction_lag_overrides_the_dirty_ratio(rig):
     log = rig.log(cleanup_policy="compact", min_cleanable_dirty_ratio="1.0", max_compaction_lag_ms="5000")
     put(rig, log, b"k", b"clean" * 100)
     log.roll()
@@ -411,7 +420,7 @@ def test_old_records_are_compacted_though_the_log_is_not_dirty_enough(rig):
     assert contents(log) == [(1, b"k", b"dirty")]
 
 
-def test_compact_and_delete_together_do_both(rig):
+def test_policy_compact_delete_compacts_and_deletes(rig):
     log = rig.log(cleanup_policy="compact,delete", min_cleanable_dirty_ratio="0.0", retention_ms="10000")
     for n in range(4):
         put(rig, log, b"k%d" % (n % 2), b"v%d" % n, time_ms=START_MS + n * 4000)
@@ -433,7 +442,7 @@ def test_the_cleaner_can_be_switched_off(tmp_path):
     assert len(contents(log)) == 2
 
 
-def test_how_far_it_got_survives(rig):
+def test_the_compacted_offset_survives_a_restart(rig):
     async def run():
         log = rig.log(**COMPACT)
         for n in range(4):
@@ -447,7 +456,7 @@ def test_how_far_it_got_survives(rig):
     asyncio.run(run())
 
 
-# --- interrupted ---
+# --- interruption ---
 
 
 def prepared(rig):
@@ -461,7 +470,7 @@ def prepared(rig):
     return log
 
 
-def test_a_crash_at_any_step_of_the_exchange_loses_nothing(rig, tmp_path, monkeypatch):
+def test_a_crash_at_any_step_of_the_swap_loses_nothing(rig, tmp_path, monkeypatch):
     log = prepared(rig)
     seen = committed_values(log)
     expected = keys_and_values(row for row in rows_of(log) if row.value in seen)
@@ -482,19 +491,19 @@ def test_a_crash_at_any_step_of_the_exchange_loses_nothing(rig, tmp_path, monkey
         compaction.swap_in(log, plan, result)
     assert renames > 10
     for step in range(1, renames + 1):
-        found = LogRig(tmp_path / f"step-{step}", rig.clock).log(**COMPACT)
-        found.advance_high_watermark(found.end_offset)
-        assert found.end_offset == log.end_offset
-        seen = committed_values(found)
-        assert keys_and_values(row for row in rows_of(found) if row.value in seen) == expected
-        assert not [path for path in found.directory.iterdir() if path.suffix in (".swap", ".cleaned")]
+        reopened = LogRig(tmp_path / f"step-{step}", rig.clock).log(**COMPACT)
+        reopened.advance_high_watermark(reopened.end_offset)
+        assert reopened.end_offset == log.end_offset
+        seen = committed_values(reopened)
+        assert keys_and_values(row for row in rows_of(reopened) if row.value in seen) == expected
+        assert not [path for path in reopened.directory.iterdir() if path.suffix in (".swap", ".cleaned")]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied"])
 def test_a_damaged_swap_file_does_not_replace_the_segments_it_was_made_of(rig, tmp_path, monkeypatch, damage, caplog):
     log = prepared(rig)
     originals = rows_of(log)
-    steps: list[tuple[Path, int]] = []  # a copy of the folders, and which segment is damaged
+    steps: list[tuple[Path, int]] = []  # a copy of the folders, and the base offset of the damaged segment
     real = os.replace
 
     def copied(*args):
@@ -516,21 +525,23 @@ def test_a_damaged_swap_file_does_not_replace_the_segments_it_was_made_of(rig, t
         patch.setattr(os, "replace", copied)
         compaction.swap_in(log, plan, result)
     assert len(steps) > 5
-    bases = [copied.fresh.base_offset for copied in result.copies]
+    bases = [each.segment.base_offset for each in result.compacted]
     ends = dict(zip(bases, [*bases[1:], plan.end_offset], strict=True))
     for root, base_offset in steps:
         caplog.clear()
-        found = LogRig(root, rig.clock).log(**COMPACT)
+        reopened = LogRig(root, rig.clock).log(**COMPACT)
         span = range(base_offset, ends[base_offset])
-        assert [row for row in rows_of(found) if row.offset in span] == [row for row in originals if row.offset in span]
-        assert found.end_offset == log.end_offset
+        assert [row for row in rows_of(reopened) if row.offset in span] == [
+            row for row in originals if row.offset in span
+        ]
+        assert reopened.end_offset == log.end_offset
         assert ".log.swap is kept as" in caplog.text
-        assert list(found.directory.glob("*.log.damaged"))
-        assert not [path for path in found.directory.iterdir() if path.suffix in (".swap", ".cleaned", ".deleted")]
+        assert list(reopened.directory.glob("*.log.damaged"))
+        assert not [path for path in reopened.directory.iterdir() if path.suffix in (".swap", ".cleaned", ".deleted")]
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
-def test_a_second_crash_while_originals_are_brought_back_loses_nothing(rig, tmp_path, monkeypatch, renames):
+def test_a_second_crash_while_originals_are_restored_loses_nothing(rig, tmp_path, monkeypatch, renames):
     log = rig.log(**COMPACT)
     for n in range(3):
         put(rig, log, b"k%d" % n, b"v%d" % n)
@@ -541,7 +552,7 @@ def test_a_second_crash_while_originals_are_brought_back_loses_nothing(rig, tmp_
     result = compaction.run(plan)
 
     def crash(source, target):
-        if str(target).endswith(".log"):  # the copy is about to take the place of the originals
+        if str(target).endswith(".log"):  # the copy is about to replace the originals
             shutil.copytree(rig.root, tmp_path / "first")
         real(source, target)
 
@@ -569,7 +580,7 @@ def test_a_second_crash_while_originals_are_brought_back_loses_nothing(rig, tmp_
 
 
 @pytest.mark.parametrize("event", ["truncate", "retention"])
-def test_a_round_that_was_overtaken_is_for_nothing(rig, event):
+def test_a_round_is_discarded_if_its_segments_have_changed(rig, event):
     log = prepared(rig)
     plan = compaction.plan(log, rig.clock.time_ms())
     assert plan is not None
@@ -586,7 +597,7 @@ def test_a_round_that_was_overtaken_is_for_nothing(rig, event):
 
 
 @pytest.mark.parametrize("event", ["deleted", "damaged"])
-def test_a_round_that_cannot_be_finished_keeps_no_other_log_waiting(rig, event, monkeypatch, caplog):
+def test_a_failed_round_does_not_block_other_logs(rig, event, monkeypatch, caplog):
     bad, good = rig.log("bad", **COMPACT), rig.log("good", **COMPACT)
     for log in (bad, good):
         put(rig, log, b"k", b"1")
@@ -611,7 +622,7 @@ def test_a_round_that_cannot_be_finished_keeps_no_other_log_waiting(rig, event, 
     assert contents(good) == [(1, b"k", b"2")]
 
 
-def test_appends_go_on_while_a_round_runs(rig):
+def test_appends_continue_during_a_round(rig):
     log = prepared(rig)
     plan = compaction.plan(log, rig.clock.time_ms())
     assert plan is not None
@@ -619,5 +630,5 @@ def test_appends_go_on_while_a_round_runs(rig):
     put(rig, log, b"k0", b"meanwhile")
     compaction.swap_in(log, plan, result)
     assert contents(log)[-1][2] == b"meanwhile"
-    found = rig.crash().log(**COMPACT)
-    assert contents(found) == contents(log)
+    reopened = rig.crash().log(**COMPACT)
+    assert contents(reopened) == contents(log)

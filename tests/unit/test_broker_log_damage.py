@@ -1,4 +1,4 @@
-"""Damaged, cut and lost files of a log: named at the start, never silent, and the rest of the log can be read."""
+"""Damaged, truncated and lost files of a log: they are reported at the start, and the rest of the log is readable."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.files import replace_file
-from headrace.broker.log.producer_state import ProducerState
+from headrace.broker.log.producer_snapshots import write_snapshot
+from headrace.broker.log.producer_state import ProducerStateManager
 from headrace.broker.log.recovery import PartitionFacts
-from headrace.broker.log.snapshots import write_snapshot
 from headrace.broker.log.validation import Origin
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import Producer, read_batches
@@ -31,7 +31,7 @@ def rig(tmp_path):
 
 
 def fill(rig: LogRig, rounds: int = 24):
-    """Several segments, with transactions that commit and abort."""
+    """Write several segments with committed and aborted transactions."""
     log = rig.log(**SMALL)
     for n in range(rounds):
         rig.append(log, b"plain %d" % n, b"second")
@@ -53,7 +53,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 def stop_and(rig: LogRig, damage: Callable[[], object], *, clean: bool = True) -> LogRig:
-    """Stop, or crash after all is on disk; damage the files; start again."""
+    """Stop, or crash after everything is on disk; damage the files; start again."""
 
     async def run() -> LogRig:
         if clean:
@@ -76,8 +76,8 @@ def read_code(log, offset):
 
 
 def readable(log):
-    """All records that can be read, by their offsets, from every offset on."""
-    found, refusals = {}, set()
+    """Return all records that can be read from any offset, by offset."""
+    records, refusals = {}, set()
     for offset in range(log.start_offset, log.end_offset):
         try:
             part = log.read(offset, 1 << 20, end_offset=log.end_offset, at_least_one=True)
@@ -87,9 +87,9 @@ def readable(log):
         assert part.data, f"offset {offset}: neither records nor an error"
         for each in read_batches(part.data):
             for record in each.records():
-                found[record.offset] = record.value
+                records[record.offset] = record.value
     assert refusals <= {Code.CORRUPT_MESSAGE}
-    return found
+    return records
 
 
 def last_value(log):
@@ -102,7 +102,7 @@ def last_value(log):
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("how", ["flipped", "cut", "an entry less", "lost", "emptied", "swapped", "garbage"])
-def test_a_transaction_index_that_was_altered_is_made_anew(rig, how, clean, caplog):
+def test_an_altered_transaction_index_is_rebuilt(rig, how, clean, caplog):
     log = fill(rig)
     visible, state = committed_values(log), state_of(log)
     path = files(rig, ".txnindex")[1]
@@ -125,9 +125,9 @@ def test_a_transaction_index_that_was_altered_is_made_anew(rig, how, clean, capl
                 path.write_bytes(b"\xff" * 68)
 
     again = stop_and(rig, damage, clean=clean)
-    found = again.log(**SMALL)
-    assert committed_values(found) == visible
-    assert state_of(found)["aborted"] == state["aborted"]
+    reopened = again.log(**SMALL)
+    assert committed_values(reopened) == visible
+    assert state_of(reopened)["aborted"] == state["aborted"]
     assert path.name in caplog.text
     assert all(record.levelno >= logging.WARNING for record in caplog.records if path.name in record.message)
     caplog.clear()
@@ -135,7 +135,7 @@ def test_a_transaction_index_that_was_altered_is_made_anew(rig, how, clean, capl
     assert not caplog.records
 
 
-def test_a_flipped_bit_anywhere_in_a_transaction_index_is_found(rig):
+def test_a_flipped_bit_anywhere_in_a_transaction_index_is_detected(rig):
     log = fill(rig)
     visible = committed_values(log)
     path = files(rig, ".txnindex")[1]
@@ -147,7 +147,7 @@ def test_a_flipped_bit_anywhere_in_a_transaction_index_is_found(rig):
         assert committed_values(LogRig(copy, rig.clock).log(**SMALL)) == visible
 
 
-def test_without_its_checkpoint_a_log_is_read_again_and_is_the_same(rig):
+def test_a_log_without_its_segment_checkpoint_is_read_again(rig):
     log = fill(rig)
     state = state_of(log)
 
@@ -159,7 +159,7 @@ def test_without_its_checkpoint_a_log_is_read_again_and_is_the_same(rig):
 
 
 @pytest.mark.parametrize("how", ["older", "of another partition"])
-def test_a_checkpoint_of_segments_that_does_not_fit_hides_no_record(rig, how, caplog):
+def test_a_segment_checkpoint_of_another_state_hides_no_record(rig, how, caplog):
     log = fill(rig)
     path = rig.root / "t-0" / "segment-checkpoint"
     older = rig.root.with_name("older")
@@ -170,9 +170,9 @@ def test_a_checkpoint_of_segments_that_does_not_fit_hides_no_record(rig, how, ca
         rig.append(log, b"more %d" % n)
     state = state_of(log)
     source = older if how == "older" else rig.root / "u-0" / "segment-checkpoint"
-    found = stop_and(rig, lambda: shutil.copyfile(source, path)).log(**SMALL)
-    assert state_of(found) == state
-    if how != "older":  # an older one says less, and nothing that is wrong
+    reopened = stop_and(rig, lambda: shutil.copyfile(source, path)).log(**SMALL)
+    assert state_of(reopened) == state
+    if how != "older":  # an older one has fewer rows, but no wrong ones
         assert "segment-checkpoint is damaged and not used: it is of u-0" in caplog.text
 
 
@@ -185,9 +185,9 @@ def test_a_checkpoint_of_an_earlier_clean_stop_hides_no_record(rig, caplog):
     for n in range(40):
         again.append(log, b"more %d" % n)
     state = state_of(log)
-    found = stop_and(again, lambda: shutil.copyfile(older, path)).log(**SMALL)
-    assert state_of(found) == state
-    assert "segment-checkpoint is not of this log as it is" in caplog.text
+    reopened = stop_and(again, lambda: shutil.copyfile(older, path)).log(**SMALL)
+    assert state_of(reopened) == state
+    assert "segment-checkpoint does not match this log" in caplog.text
 
 
 # --- closed segments ---
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_an_earlier_clean_stop_hides_no_record(rig, caplog):
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("how", ["a byte less", "a batch less", "emptied", "lost"])
 @pytest.mark.parametrize("which", [0, 2])
-def test_a_closed_segment_that_is_cut_or_lost_is_named_and_the_rest_can_be_read(rig, which, how, clean, caplog):
+def test_a_cut_or_lost_closed_segment_is_reported_and_the_rest_is_readable(rig, which, how, clean, caplog):
     log = fill(rig)
     records = readable(log)
     path = files(rig, ".log")[which]
@@ -213,17 +213,17 @@ def test_a_closed_segment_that_is_cut_or_lost_is_named_and_the_rest_can_be_read(
             os.truncate(path, kept)
 
     again = stop_and(rig, damage, clean=clean)
-    found = again.log(**SMALL)
+    reopened = again.log(**SMALL)
     message = next(record.message for record in caplog.records if record.levelno == logging.ERROR)
     assert path.name in message
     assert f"to {end - 1} " in message
     first = segment.base_offset if how in ("lost", "emptied") else headers[-1].base_offset
     assert f"offsets {first} to" in message
-    assert (found.start_offset, found.end_offset) == (log.start_offset, log.end_offset)
-    assert read_code(found, first) == read_code(found, end - 1) == Code.CORRUPT_MESSAGE
-    assert readable(found) == {offset: v for offset, v in records.items() if not first <= offset < end}
-    # The damage is not forgotten, and what is written from now on is as safe as ever.
-    again.append(found, b"next")
+    assert (reopened.start_offset, reopened.end_offset) == (log.start_offset, log.end_offset)
+    assert read_code(reopened, first) == read_code(reopened, end - 1) == Code.CORRUPT_MESSAGE
+    assert readable(reopened) == {offset: v for offset, v in records.items() if not first <= offset < end}
+    # The next start reports the damage too, and new records are safe.
+    again.append(reopened, b"next")
     caplog.clear()
     third = stop_and(again, lambda: None, clean=clean).log(**SMALL)
     assert path.name in caplog.text
@@ -231,20 +231,20 @@ def test_a_closed_segment_that_is_cut_or_lost_is_named_and_the_rest_can_be_read(
     assert last_value(third) == b"next"
 
 
-def test_retention_and_truncation_leave_nothing_to_be_missed(rig, caplog):
+def test_retention_and_truncation_are_not_reported_as_losses(rig, caplog):
     log = fill(rig)
     log.delete_records(log.segments[2].base_offset)
     asyncio.run(rig.manager.delete_old())
     log.truncate(log.segments[-2].base_offset + 1)
     for clean in (False, True):
-        found = stop_and(rig, lambda: None, clean=clean).log(**SMALL)
-        assert read_all(found) == read_all(log)
+        reopened = stop_and(rig, lambda: None, clean=clean).log(**SMALL)
+        assert read_all(reopened) == read_all(log)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("which", [1, -1])
 @pytest.mark.parametrize("where", ["base offset", "length", "epoch", "magic", "crc", "attributes", "delta", "value"])
-def test_a_flipped_bit_in_a_batch_is_named_at_the_start_and_its_records_are_not_served(rig, which, where, caplog):
+def test_a_flipped_bit_in_a_batch_is_reported_and_its_records_are_not_served(rig, which, where, caplog):
     log = fill(rig)
     records = readable(log)
     path = files(rig, ".log")[which]
@@ -252,11 +252,11 @@ def test_a_flipped_bit_in_a_batch_is_named_at_the_start_and_its_records_are_not_
     position, header = [*segment.headers(0)][0 if which == -1 else 1]
     at = {"base offset": 7, "length": 10, "epoch": 15, "magic": 16, "crc": 20, "attributes": 22, "delta": 26}
     again = stop_and(rig, lambda: flip(path, position + at.get(where, header.size - 3), bit=1))
-    found = again.log(**SMALL)
+    reopened = again.log(**SMALL)
     assert path.name in caplog.text
-    assert found.end_offset == log.end_offset
-    got = readable(found)
-    assert got.items() <= records.items(), "a record was changed without a word"
+    assert reopened.end_offset == log.end_offset
+    got = readable(reopened)
+    assert got.items() <= records.items(), "a record was changed without an error"
     assert header.base_offset not in got
     ends = [*(each.base_offset for each in log.segments[1:]), log.end_offset]
     end = ends[log.segments.index(segment)]
@@ -264,21 +264,22 @@ def test_a_flipped_bit_in_a_batch_is_named_at_the_start_and_its_records_are_not_
     assert outside <= got.keys()
 
 
-def test_what_the_start_does_not_read_is_looked_at_in_the_background(rig, caplog, monkeypatch):
+def test_segments_not_read_at_the_start_are_verified_in_the_background(rig, caplog, monkeypatch):
     log = fill(rig)
     path = files(rig, ".log")[1]
     at = [*log.segments[1].headers(0)][1][1]
     monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)
     again = stop_and(rig, lambda: flip(path, path.stat().st_size - 3))
-    found = again.log(**SMALL)
+    reopened = again.log(**SMALL)
     assert not caplog.records
-    assert not found.damaged
+    assert not reopened.damaged
     asyncio.run(again.manager.verify_segments())
     assert path.name in caplog.text
-    assert at.base_offset < found.damaged[0].first_offset < found.damaged[0].end_offset == log.segments[2].base_offset
+    (damage,) = reopened.damaged
+    assert at.base_offset < damage.first_offset < damage.end_offset == log.segments[2].base_offset
 
 
-def test_compaction_does_not_make_damaged_records_look_whole(rig, caplog, monkeypatch):
+def test_compaction_does_not_copy_damaged_segments(rig, caplog, monkeypatch):
     options = {**SMALL, "cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.01"}
     log = rig.log(**options)
     for n in range(40):
@@ -286,17 +287,17 @@ def test_compaction_does_not_make_damaged_records_look_whole(rig, caplog, monkey
     path = files(rig, ".log")[0]
     monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)
     again = stop_and(rig, lambda: flip(path, path.stat().st_size - 3))
-    found = again.log(**options)
+    reopened = again.log(**options)
     asyncio.run(again.manager.compact())
     assert f"{path}: at byte" in caplog.text
-    assert read_code(found, found.segments[1].base_offset - 1) == Code.CORRUPT_MESSAGE
+    assert read_code(reopened, reopened.segments[1].base_offset - 1) == Code.CORRUPT_MESSAGE
     caplog.clear()
     asyncio.run(again.manager.compact())
     assert not caplog.records
 
 
 @pytest.mark.parametrize("how", ["flipped", "a byte less", "a batch less"])
-def test_a_recovery_without_other_replicas_goes_on_behind_a_closed_segment_that_is_damaged(rig, how, caplog):
+def test_recovery_without_replicas_continues_behind_a_damaged_closed_segment(rig, how, caplog):
     log = fill(rig)
     records = readable(log)
     segment, end = log.segments[1], log.segments[2].base_offset
@@ -310,11 +311,11 @@ def test_a_recovery_without_other_replicas_goes_on_behind_a_closed_segment_that_
     size, first = path.stat().st_size, headers[-1].base_offset
     crashed = rig.crash()
     for again in (crashed, crashed.crash(), stop_and(crashed, lambda: None)):
-        found = again.log(**SMALL)
-        assert readable(found) == {offset: v for offset, v in records.items() if not first <= offset < end}
-        assert found.end_offset == log.end_offset
+        reopened = again.log(**SMALL)
+        assert readable(reopened) == {offset: v for offset, v in records.items() if not first <= offset < end}
+        assert reopened.end_offset == log.end_offset
         assert (again.root / "t-0" / path.name).stat().st_size == size
-    assert caplog.text.count(f"offsets {first} to {end - 1} ") == 3, "every start says so"
+    assert caplog.text.count(f"offsets {first} to {end - 1} ") == 3, "every start reports it"
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -326,23 +327,23 @@ def test_leader_epochs_of_another_log_hide_no_record(rig, clean, caplog):
     records, epochs = readable(log), log.epochs.rows
     name = "leader-epoch-checkpoint"
     again = stop_and(rig, lambda: shutil.copyfile(rig.root / "u-0" / name, rig.root / "t-0" / name), clean=clean)
-    found = again.log(**SMALL)
-    assert readable(found) == records
-    assert found.epochs.rows == epochs
-    assert f"t-0/{name} is not of this log" in caplog.text
+    reopened = again.log(**SMALL)
+    assert readable(reopened) == records
+    assert reopened.epochs.rows == epochs
+    assert f"t-0/{name} does not match this log" in caplog.text
 
 
-def test_a_recovery_keeps_what_it_cuts_off(rig, caplog):
+def test_recovery_keeps_the_bytes_that_it_cuts_off(rig, caplog):
     log = fill(rig)
     path = files(rig, ".log")[1]
     whole = path.read_bytes()
     later = [each.read_bytes() for each in files(rig, ".log")[2:]]
     flip(path, 61 + 8)
-    found = rig.crash().log(**SMALL)
-    end = found.end_offset
-    kept = sorted(found.directory.glob("*.damaged"))
+    reopened = rig.crash().log(**SMALL)
+    end = reopened.end_offset
+    kept = sorted(reopened.directory.glob("*.damaged"))
     assert kept[0].name == f"{end:020d}.log.damaged"
-    assert (found.directory / path.name).read_bytes() + kept[0].read_bytes() == path.read_bytes() != whole
+    assert (reopened.directory / path.name).read_bytes() + kept[0].read_bytes() == path.read_bytes() != whole
     assert [each.read_bytes() for each in kept[1:]] == later
     assert all(each.name in caplog.text for each in kept)
     assert log.end_offset > end
@@ -355,13 +356,13 @@ def test_a_batch_whose_offset_is_impossible_is_cut_off_and_kept(rig, caplog):
         rig.append(log, value)
         sizes.append(log.size_bytes)
     flip(next(rig.root.rglob("*.log")), sizes[0])  # the first byte of the second batch: no checksum covers it
-    found = rig.crash().log()
-    assert found.end_offset == 1
-    assert [len(path.read_bytes()) for path in found.directory.glob("*.damaged")] == [sizes[1] - sizes[0]]
+    reopened = rig.crash().log()
+    assert reopened.end_offset == 1
+    assert [len(path.read_bytes()) for path in reopened.directory.glob("*.damaged")] == [sizes[1] - sizes[0]]
     assert "00000000000000000000.log" in caplog.text
 
 
-def test_what_one_recovery_cut_off_is_not_overwritten_by_the_next(rig):
+def test_bytes_kept_by_a_recovery_are_not_overwritten_by_the_next(rig):
     log = rig.log()
     for value in (b"a", b"b"):
         rig.append(log, value)
@@ -369,10 +370,10 @@ def test_what_one_recovery_cut_off_is_not_overwritten_by_the_next(rig):
     for value in (b"c", b"d"):
         flip(next(first.root.rglob("*.log")), 61 + 4)
         first = first.crash()
-        found = first.log()
-        assert found.end_offset == 0
-        rig.append(found, value)
-    kept = sorted(found.directory.glob("*.damaged*"))
+        reopened = first.log()
+        assert reopened.end_offset == 0
+        rig.append(reopened, value)
+    kept = sorted(reopened.directory.glob("*.damaged*"))
     assert [path.name for path in kept] == [f"{0:020d}.log.damaged", f"{0:020d}.log.damaged.1"]
     assert len(kept[0].read_bytes()) == 2 * len(kept[1].read_bytes())
     assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
@@ -382,7 +383,7 @@ def test_what_one_recovery_cut_off_is_not_overwritten_by_the_next(rig):
 
 
 def one_segment(rig: LogRig):
-    """Ten batches of two records in the segment that is written to; the log, and where each batch begins."""
+    """Write ten batches of two records; return the log and the position of each batch."""
     log = rig.log()
     for n in range(10):
         rig.append(log, b"value %d" % n, b"second %d" % n)
@@ -392,7 +393,7 @@ def one_segment(rig: LogRig):
 
 @pytest.mark.parametrize("at", [61 + 8, 8, 9, 11, 16, 17, 23, 57])
 @pytest.mark.parametrize("which", [0, 4, 8])
-def test_batches_behind_a_damaged_one_stay_in_a_log_without_other_replicas(rig, which, at, caplog):
+def test_batches_behind_damage_stay_in_a_log_without_replicas(rig, which, at, caplog):
     log, positions = one_segment(rig)
     lost = range(2 * which, 2 * which + 2)
     records = {offset: value for offset, value in readable(log).items() if offset not in lost}
@@ -400,30 +401,30 @@ def test_batches_behind_a_damaged_one_stay_in_a_log_without_other_replicas(rig, 
     flip(files(rig, ".log")[0], positions[which] + at, 4)
     crashed = rig.crash()
     for again in (crashed, crashed.crash(), stop_and(crashed, lambda: None)):
-        found = again.log()
-        assert found.end_offset == log.end_offset
-        assert readable(found) == records
-        assert read_code(found, lost[0]) == Code.CORRUPT_MESSAGE
+        reopened = again.log()
+        assert reopened.end_offset == log.end_offset
+        assert readable(reopened) == records
+        assert read_code(reopened, lost[0]) == Code.CORRUPT_MESSAGE
     shown = [record for record in caplog.records if f"offsets {lost[0]} to {lost[-1]} " in record.getMessage()]
-    assert len(shown) == 3, "every start says so"
+    assert len(shown) == 3, "every start reports it"
     assert all(record.levelno == logging.ERROR and ".log" in record.getMessage() for record in shown)
-    rig.append(found, b"new")
-    assert last_value(found) == b"new"
-    assert found.end_offset == log.end_offset + 1
+    rig.append(reopened, b"new")
+    assert last_value(reopened) == b"new"
+    assert reopened.end_offset == log.end_offset + 1
 
 
-def test_a_damaged_batch_in_the_last_segment_is_kept_and_nothing_behind_it_is_there_twice(rig):
+def test_a_damaged_batch_is_kept_and_no_record_behind_it_is_duplicated(rig):
     _, positions = one_segment(rig)
     rig.facts = PartitionFacts(is_alone=True)
     path = files(rig, ".log")[0]
     flip(path, positions[4] + 70)
     data = path.read_bytes()
-    found = rig.crash().log()
-    kept = [each.read_bytes() for each in sorted(found.directory.glob("*.log*"))]
+    reopened = rig.crash().log()
+    kept = [each.read_bytes() for each in sorted(reopened.directory.glob("*.log*"))]
     assert kept == [data[: positions[4]], data[positions[4] : positions[5]], data[positions[5] :]]
 
 
-def test_several_damaged_places_in_the_last_segment_are_each_a_range(rig):
+def test_several_damaged_batches_in_the_last_segment_are_separate_ranges(rig):
     log, positions = one_segment(rig)
     records = readable(log)
     rig.facts = PartitionFacts(is_alone=True)
@@ -432,10 +433,10 @@ def test_several_damaged_places_in_the_last_segment_are_each_a_range(rig):
     data[positions[2] + 70] ^= 1
     data[positions[5] : positions[7]] = bytes(positions[7] - positions[5])
     path.write_bytes(data[:-1])  # and the last batch is torn
-    found = rig.crash().log()
-    assert found.end_offset == 18
+    reopened = rig.crash().log()
+    assert reopened.end_offset == 18
     lost = {4, 5, *range(10, 14), 18, 19}
-    assert readable(found) == {offset: value for offset, value in records.items() if offset not in lost}
+    assert readable(reopened) == {offset: value for offset, value in records.items() if offset not in lost}
 
 
 def test_a_torn_batch_with_a_batch_among_its_records_is_cut_off(rig):
@@ -447,56 +448,56 @@ def test_a_torn_batch_with_a_batch_among_its_records_is_cut_off(rig):
     rig.append(log, bytes(inner), b"." * 100)
     rig.facts = PartitionFacts(is_alone=True)
     os.truncate(files(rig, ".log")[0], log.size_bytes - 10)
-    found = rig.crash().log()
-    assert found.end_offset == 1
-    assert len(found.segments) == 1
-    assert [len(path.read_bytes()) for path in found.directory.glob("*.damaged")] == [log.size_bytes - 10 - size]
+    reopened = rig.crash().log()
+    assert reopened.end_offset == 1
+    assert len(reopened.segments) == 1
+    assert [len(path.read_bytes()) for path in reopened.directory.glob("*.damaged")] == [log.size_bytes - 10 - size]
 
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("bit", [*range(1, 31)])
-def test_a_flipped_bit_in_a_base_offset_is_noticed_and_moves_no_record(rig, bit, alone, caplog):
+def test_a_flipped_bit_in_a_base_offset_is_detected_and_moves_no_record(rig, bit, alone, caplog):
     log, positions = one_segment(rig)
     records = readable(log)
     rig.facts = PartitionFacts(is_alone=alone)
     flip(files(rig, ".log")[0], positions[3] + 7 - bit // 8, bit % 8)
-    found = rig.crash().log()
-    assert found.end_offset == (log.end_offset if alone else 6)
-    assert readable(found).items() <= records.items()
+    reopened = rig.crash().log()
+    assert reopened.end_offset == (log.end_offset if alone else 6)
+    assert readable(reopened).items() <= records.items()
     assert f"{0:020d}.log" in caplog.text
 
 
 @pytest.mark.parametrize("bit", [1, 4, 20])
-def test_a_last_batch_that_leaves_a_gap_in_a_log_that_is_not_compacted_is_named(rig, bit, caplog):
+def test_a_gap_before_the_last_batch_of_an_uncompacted_log_is_reported(rig, bit, caplog):
     _, positions = one_segment(rig)
     rig.facts = PartitionFacts(is_alone=True, is_contiguous=True)
     flip(files(rig, ".log")[0], positions[9] + 7 - bit // 8, bit % 8)
     moved = 18 ^ 1 << bit
     crashed = rig.crash()
     for again in (crashed, crashed.crash(), stop_and(crashed, lambda: None)):
-        found = again.log()
-        if moved < 18:  # it goes back: cut off, and kept
-            assert found.end_offset == 18
-            assert list(found.directory.glob("*.damaged"))
+        reopened = again.log()
+        if moved < 18:  # it goes back: it is cut off and kept
+            assert reopened.end_offset == 18
+            assert list(reopened.directory.glob("*.damaged"))
             assert f"{0:020d}.log" in caplog.text
             return
-        assert read_code(found, 18) == Code.CORRUPT_MESSAGE
-    assert caplog.text.count(f"offsets 18 to {moved - 1} are lost or damaged") == 3, "every start says so"
+        assert read_code(reopened, 18) == Code.CORRUPT_MESSAGE
+    assert caplog.text.count(f"offsets 18 to {moved - 1} are lost or damaged") == 3, "every start reports it"
 
 
-def test_a_leader_epoch_that_differs_from_those_around_it_is_named(rig, caplog):
+def test_a_leader_epoch_that_differs_from_its_neighbours_is_reported(rig, caplog):
     _, positions = one_segment(rig)
     rig.facts = PartitionFacts(is_alone=True)
     flip(files(rig, ".log")[0], positions[3] + 12 + 2, 0)
-    found = rig.crash().log()
-    assert found.epochs.rows == [(0, 0)]
-    assert read_code(found, 6) == Code.CORRUPT_MESSAGE
-    assert len(readable(found)) == 18
+    reopened = rig.crash().log()
+    assert reopened.epochs.rows == [(0, 0)]
+    assert read_code(reopened, 6) == Code.CORRUPT_MESSAGE
+    assert len(readable(reopened)) == 18
     assert "leader epoch 256" in caplog.text
 
 
 @pytest.mark.parametrize("compacted", [True, False])
-def test_a_last_segment_of_another_partition_is_named_after_a_crash(rig, compacted, caplog):
+def test_a_last_segment_of_another_partition_is_reported_after_a_crash(rig, compacted, caplog):
     log, other = rig.log(), rig.log("u")
     for n in range(5):
         rig.append(log, b"value %d" % n)
@@ -515,7 +516,7 @@ def test_a_last_segment_of_another_partition_is_named_after_a_crash(rig, compact
     assert f"t-0/{path.name}" in caplog.text
 
 
-def test_a_last_segment_with_lower_offsets_than_its_name_is_not_served_after_a_crash(rig, caplog):
+def test_a_last_segment_with_offsets_below_its_name_is_not_served_after_a_crash(rig, caplog):
     log, other = rig.log(), rig.log("u")
     for n in range(5):
         rig.append(log, b"value %d" % n)
@@ -527,9 +528,9 @@ def test_a_last_segment_with_lower_offsets_than_its_name_is_not_served_after_a_c
     path = rig.root / "t-0" / f"{5:020d}.log"
     shutil.copyfile(rig.root / "u-0" / f"{0:020d}.log", path)
     data = path.read_bytes()
-    found = rig.crash().log()
-    assert values_of(found) == [b"value %d" % n for n in range(5)]
-    assert [each.read_bytes() for each in found.directory.glob("*.damaged")] == [data]
+    reopened = rig.crash().log()
+    assert values_of(reopened) == [b"value %d" % n for n in range(5)]
+    assert [each.read_bytes() for each in reopened.directory.glob("*.damaged")] == [data]
     assert f"t-0/{path.name}" in caplog.text
 
 
@@ -548,15 +549,15 @@ def test_no_record_of_another_partition_is_served_after_a_clean_stop(rig, first,
     path, source = rig.root / "t-0" / f"{5:020d}.log", rig.root / "u-0" / f"{first:020d}.log"
     again = stop_and(rig, lambda: shutil.copyfile(source, path))
     for attempt in (again, stop_and(again, lambda: None)):
-        found = attempt.log()
-        assert readable(found) == {n: b"value %d" % n for n in range(5)}
-        assert found.end_offset == 8
-    assert caplog.text.count("t-0: offsets 5 to 7 are lost or damaged") == 2, "every start says so"
+        reopened = attempt.log()
+        assert readable(reopened) == {n: b"value %d" % n for n in range(5)}
+        assert reopened.end_offset == 8
+    assert caplog.text.count("t-0: offsets 5 to 7 are lost or damaged") == 2, "every start reports it"
     assert path.read_bytes() == source.read_bytes()
 
 
-@pytest.mark.parametrize("is_compacted", [True, False], ids=["compacted still", "not any more"])
-def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, is_compacted, caplog):
+@pytest.mark.parametrize("is_compacted", [True, False], ids=["still compacted", "no longer compacted"])
+def test_gaps_that_compaction_left_in_a_replica_are_not_damage(rig, is_compacted, caplog):
     leader, follower = rig.log("leader"), rig.log()
     for n in range(20):
         rig.append(leader, b"value %d" % n)
@@ -564,8 +565,8 @@ def test_gaps_that_compaction_left_in_a_replica_are_no_damage(rig, is_compacted,
         follower.append(each.view, origin=Origin.REPLICATION)
     records = readable(follower)
     rig.facts = PartitionFacts(is_alone=True, is_contiguous=not is_compacted)
-    found = rig.crash().log()
-    assert readable(found) == records
+    reopened = rig.crash().log()
+    assert readable(reopened) == records
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -576,7 +577,7 @@ HOW = ["crash", "crash after a flush", "clean stop"]
 
 
 def open_again(rig: LogRig, how: str, damage: Callable[[], object]) -> LogRig:
-    """Stop in one of the ways of HOW, damage the files, and start again, without other replicas."""
+    """Stop as `how` says, damage the files, and start again without other replicas."""
     rig.facts = PartitionFacts(is_alone=True)
     if how == "crash":
         damage()
@@ -585,15 +586,15 @@ def open_again(rig: LogRig, how: str, damage: Callable[[], object]) -> LogRig:
 
 
 def opened(rig: LogRig):
-    """The log, as soon as everything in it counts as replicated."""
+    """Return the log with the high watermark at its end."""
     log = rig.log()
     log.advance_high_watermark(log.end_offset)
     return log
 
 
 def committed(log) -> tuple[dict[int, bytes | None], set[int]]:
-    """What readers of committed records get, by offset, whatever offset they begin at; the offsets that are refused."""
-    found: dict[int, bytes | None] = {}
+    """Return what read_committed readers get from any offset, by offset, and the offsets that are refused."""
+    values: dict[int, bytes | None] = {}
     refused = set()
     for offset in range(log.start_offset, log.last_stable_offset):
         try:
@@ -601,15 +602,15 @@ def committed(log) -> tuple[dict[int, bytes | None], set[int]]:
         except BrokerError as error:
             refused.add((offset, error.code))
             continue
-        aborted = sorted(log.aborted_transactions(offset, part.next_offset), key=lambda each: each.first_offset)
+        aborted = sorted(log.aborted.between(offset, part.next_offset), key=lambda each: each.first_offset)
         for each in visible(part.data, aborted):
-            assert found.setdefault(each.offset, each.value) == each.value
+            assert values.setdefault(each.offset, each.value) == each.value
     assert {code for _, code in refused} <= {Code.CORRUPT_MESSAGE}
-    return found, {offset for offset, _ in refused}
+    return values, {offset for offset, _ in refused}
 
 
 def with_marker(rig: LogRig, where: str, then: str = "nothing"):
-    """A log whose offset 3 is the marker that commits offset 1; the log, its segment and the position of the marker."""
+    """Write a marker at offset 3 that commits offset 1; return the log, its segment file and the marker's position."""
     log = rig.log()
     rig.append(log, b"plain")
     rig.append(log, b"first", producer=Producer(P, 0, 0, transactional=True))
@@ -636,16 +637,16 @@ def test_a_lost_marker_hides_no_committed_record_without_an_error(rig, where, th
     again = open_again(rig, how, lambda: flip(path, position + 70))
     expected = {0: b"plain", 4: b"later"} | ({5: b"second"} if then == "commits" else {})
     for attempt in (again, stop_and(again, lambda: None), again.crash()):
-        found = opened(attempt)
-        assert committed(found) == (expected, {1, 2, 3})
-        assert len(readable(found)) == found.end_offset - 1, "other readers get all but the marker"
-        assert found.last_stable_offset == (5 if then == "goes on" else found.end_offset)
+        reopened = opened(attempt)
+        assert committed(reopened) == (expected, {1, 2, 3})
+        assert len(readable(reopened)) == reopened.end_offset - 1, "other readers get all but the marker"
+        assert reopened.last_stable_offset == (5 if then == "goes on" else reopened.end_offset)
     named = "at offset 3 may have ended there, so readers of committed records are refused from offset 1 on"
     assert sum(record.levelno == logging.ERROR and named in record.getMessage() for record in caplog.records) == 3
 
 
 @pytest.mark.parametrize("how", ["crash", "crash after a flush"])
-def test_a_producer_whose_marker_was_lost_goes_on_with_its_next_transaction(rig, how):
+def test_a_producer_whose_marker_was_lost_continues_with_its_next_transaction(rig, how):
     _, path, position = with_marker(rig, "last segment")
     again = open_again(rig, how, lambda: flip(path, position + 70))
     log = opened(again)
@@ -659,35 +660,35 @@ def test_a_producer_whose_marker_was_lost_goes_on_with_its_next_transaction(rig,
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_transaction_that_is_known_to_go_on_behind_a_damaged_range_is_not_affected(rig, commits, how):
+def test_a_transaction_known_to_be_open_behind_damage_is_not_affected(rig, commits, how):
     log = rig.log()
     rig.append(log, b"of Q", producer=Producer(Q, 0, 0, transactional=True))
     rig.append(log, b"first", producer=Producer(P, 0, 0, transactional=True))
     rig.mark(log, P, 0, committed=True)
     position = [*log.segments[0].headers(0)][2][0]
     path = Path(log.segments[0].file.path)
-    log.roll()  # the snapshot of its producers says that Q has not ended
+    log.roll()  # writes a snapshot in which the transaction of Q is open
     rig.append(log, b"later")
     again = open_again(rig, how, lambda: flip(path, position + 70))
-    found = opened(again)
-    assert found.last_stable_offset == 0
-    assert found.in_transaction(Q, 0)
-    again.mark(found, Q, 0, committed=commits)
+    reopened = opened(again)
+    assert reopened.last_stable_offset == 0
+    assert reopened.producers.is_open(Q, 0)
+    again.mark(reopened, Q, 0, committed=commits)
     values = {0: b"of Q"} if commits else {}
-    assert committed(found) == ({**values, 3: b"later"}, {1, 2})
+    assert committed(reopened) == ({**values, 3: b"later"}, {1, 2})
 
 
-def test_a_transaction_that_began_behind_a_damaged_range_is_not_affected(rig):
+def test_a_transaction_begun_behind_damage_is_not_affected(rig):
     log, path, position = with_marker(rig, "last segment")
     rig.append(log, b"of Q", producer=Producer(Q, 0, 0, transactional=True))
     again = open_again(rig, "crash", lambda: flip(path, position + 70))
-    found = opened(again)
-    assert found.last_stable_offset == 5
-    again.mark(found, Q, 0, committed=True)
-    assert committed(found) == ({0: b"plain", 4: b"later", 5: b"of Q"}, {1, 2, 3})
+    reopened = opened(again)
+    assert reopened.last_stable_offset == 5
+    again.mark(reopened, Q, 0, committed=True)
+    assert committed(reopened) == ({0: b"plain", 4: b"later", 5: b"of Q"}, {1, 2, 3})
 
 
-def test_a_second_damaged_range_does_not_reach_back_over_the_first(rig):
+def test_a_second_damaged_range_does_not_extend_over_the_first(rig):
     log, path, first = with_marker(rig, "last segment", "commits")
     second = [*log.segments[0].headers(0)][6][0]
     rig.append(log, b"end")
@@ -696,35 +697,35 @@ def test_a_second_damaged_range_does_not_reach_back_over_the_first(rig):
         flip(path, first + 70)
         flip(path, second + 70)
 
-    found = opened(open_again(rig, "crash", damage))
-    assert [each.undecided_offset for each in found.damaged] == [1, 5]
-    assert committed(found) == ({0: b"plain", 4: b"later", 7: b"end"}, {1, 2, 3, 5, 6})
+    reopened = opened(open_again(rig, "crash", damage))
+    assert [each.undecided_offset for each in reopened.damaged] == [1, 5]
+    assert committed(reopened) == ({0: b"plain", 4: b"later", 7: b"end"}, {1, 2, 3, 5, 6})
 
 
-def test_undecided_transactions_of_damage_that_is_found_in_the_background_are_refused(rig, caplog, monkeypatch):
+def test_undecided_transactions_of_damage_found_in_the_background_are_refused(rig, caplog, monkeypatch):
     _, path, position = with_marker(rig, "closed segment", "aborts")
     monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)
     again = open_again(rig, "clean stop", lambda: flip(path, position + 70))
-    found = opened(again)
-    assert not found.damaged
+    reopened = opened(again)
+    assert not reopened.damaged
     asyncio.run(again.manager.verify_segments())
-    assert committed(found) == ({0: b"plain", 4: b"later"}, {1, 2, 3})
+    assert committed(reopened) == ({0: b"plain", 4: b"later"}, {1, 2, 3})
     assert caplog.text.count("refused from offset 1 on") == 1
 
 
-def test_a_truncation_behind_a_damaged_range_opens_no_transaction_again(rig):
+def test_a_truncation_behind_damage_reopens_no_transaction(rig):
     _, path, position = with_marker(rig, "last segment", "goes on")
-    found = opened(open_again(rig, "crash", lambda: flip(path, position + 70)))
-    found.truncate(5)
-    assert found.last_stable_offset == found.end_offset == 5
-    assert committed(found) == ({0: b"plain", 4: b"later"}, {1, 2, 3})
+    reopened = opened(open_again(rig, "crash", lambda: flip(path, position + 70)))
+    reopened.truncate(5)
+    assert reopened.last_stable_offset == reopened.end_offset == 5
+    assert committed(reopened) == ({0: b"plain", 4: b"later"}, {1, 2, 3})
 
 
 # --- indexes, snapshots, epochs, checkpoints ---
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_a_flipped_bit_anywhere_in_an_index_is_found_when_it_is_used(rig, suffix, caplog):
+def test_a_flipped_bit_anywhere_in_an_index_is_detected_on_use(rig, suffix, caplog):
     log = rig.log(**{"internal_segment_bytes": "4000", "index_interval_bytes": "100"})
     for n in range(80):
         rig.append(log, b"value %d" % n, time_ms=rig.clock.time_ms() + n)
@@ -736,9 +737,9 @@ def test_a_flipped_bit_anywhere_in_an_index_is_found_when_it_is_used(rig, suffix
         shutil.copytree(rig.root, copy)
         flip(copy / "t-0" / path.name, at, at % 8)
         caplog.clear()
-        found = LogRig(copy, rig.clock).log()
-        assert read_all(found, bytes_max=100) == data
-        by_time = [find_by_time(found, time) for time in times]
+        reopened = LogRig(copy, rig.clock).log()
+        assert read_all(reopened, bytes_max=100) == data
+        by_time = [find_by_time(reopened, time) for time in times]
         assert [each and each.offset for each in by_time] == [*range(80)]
         assert path.stem in caplog.text
 
@@ -749,7 +750,7 @@ def rows(log):
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("how", ["flipped", "swapped"])
-def test_a_damaged_snapshot_gives_way_to_the_one_before(rig, how, clean, caplog):
+def test_the_previous_snapshot_is_used_if_one_is_damaged(rig, how, clean, caplog):
     log = fill(rig)
     state = state_of(log)
 
@@ -760,9 +761,9 @@ def test_a_damaged_snapshot_gives_way_to_the_one_before(rig, how, clean, caplog)
         else:
             shutil.copyfile(older, newest)
 
-    found = stop_and(rig, damage, clean=clean).log(**SMALL)
-    found.advance_high_watermark(found.end_offset)
-    assert state_of(found) == state
+    reopened = stop_and(rig, damage, clean=clean).log(**SMALL)
+    reopened.advance_high_watermark(reopened.end_offset)
+    assert state_of(reopened) == state
     assert ".snapshot is damaged" in caplog.text
 
 
@@ -770,10 +771,10 @@ def test_a_damaged_snapshot_gives_way_to_the_one_before(rig, how, clean, caplog)
 @pytest.mark.parametrize(
     "garbage", [b"\0" * 20, b"0\n1\n\0 7\n", b"0\n1\n3 -1\n", b"0\n2\n5 9\n4 3\n", b"\xff\xfe", "flip"]
 )
-def test_a_leader_epoch_checkpoint_with_garbage_is_made_from_the_log(rig, garbage, clean, caplog):
+def test_a_damaged_leader_epoch_checkpoint_is_rebuilt_from_the_log(rig, garbage, clean, caplog):
     log = fill(rig)
     log.append(batch(b"of the next leader"), leader_epoch=4)
-    log.append(batch(b"of the one after it"), leader_epoch=6)
+    log.append(batch(b"of the next leader"), leader_epoch=6)
     log.advance_high_watermark(log.end_offset)
     epochs = log.epochs.rows
     path = rig.root / "t-0" / "leader-epoch-checkpoint"
@@ -784,10 +785,10 @@ def test_a_leader_epoch_checkpoint_with_garbage_is_made_from_the_log(rig, garbag
         else:
             path.write_bytes(garbage)
 
-    found = stop_and(rig, damage, clean=clean).log(**SMALL)
-    assert found.epochs.rows == epochs
+    reopened = stop_and(rig, damage, clean=clean).log(**SMALL)
+    assert reopened.epochs.rows == epochs
     assert "leader-epoch-checkpoint is damaged" in caplog.text
-    assert values_of(found) == values_of(log)
+    assert values_of(reopened) == values_of(log)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -803,26 +804,26 @@ def test_a_flipped_digit_in_a_checkpoint_hides_no_record(rig, name, clean, caplo
         data = (rig.root / name).read_bytes()
         flip(rig.root / name, data.index(b"t 0 ") + 4, bit=2)
 
-    found = stop_and(rig, damage, clean=clean).log(**SMALL)
-    assert values_of(found)[-len(values) :] == values
+    reopened = stop_and(rig, damage, clean=clean).log(**SMALL)
+    assert values_of(reopened)[-len(values) :] == values
     assert f"{name} is damaged and not used" in caplog.text
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_missing_folder_is_named_and_offsets_are_given_out_once(rig, alone, caplog):
+def test_a_missing_folder_is_reported_and_offsets_are_not_reused(rig, alone, caplog):
     log = fill(rig)
     rig.facts = PartitionFacts(is_alone=alone)
     again = stop_and(rig, lambda: shutil.rmtree(rig.root / "t-0"))
-    found = again.log(**SMALL)
+    reopened = again.log(**SMALL)
     assert f"{rig.root / 't-0'} is missing: its records up to offset {log.end_offset} are lost" in caplog.text
-    assert found.end_offset == (log.end_offset if alone else 0), "a replica is fetched again from its leader"
+    assert reopened.end_offset == (log.end_offset if alone else 0), "a replica is fetched again from its leader"
     caplog.clear()
     again.log("u")
     assert not caplog.records
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_segment_of_another_partition_is_not_taken_for_its_own(rig, clean, caplog):
+def test_a_segment_of_another_partition_is_not_accepted(rig, clean, caplog):
     log = fill(rig)
     other = rig.log("u", **SMALL)
     for n in range(12):
@@ -833,13 +834,13 @@ def test_a_segment_of_another_partition_is_not_taken_for_its_own(rig, clean, cap
     records = readable(log)
     path = files(rig, ".log")[0]
     again = stop_and(rig, lambda: shutil.copyfile(rig.root / "u-0" / path.name, path), clean=clean)
-    found = again.log(**SMALL)
+    reopened = again.log(**SMALL)
     assert path.name in caplog.text
-    assert readable(found).items() <= records.items()
-    assert min(readable(found)) == log.segments[1].base_offset
+    assert readable(reopened).items() <= records.items()
+    assert min(readable(reopened)) == log.segments[1].base_offset
 
 
-def test_a_log_that_cannot_be_opened_is_named(rig):
+def test_the_error_of_an_unreadable_log_names_its_folder(rig):
     fill(rig)
     asyncio.run(rig.manager.stop())
     path = files(rig, ".log")[1]
@@ -849,20 +850,20 @@ def test_a_log_that_cannot_be_opened_is_named(rig):
         LogRig(rig.root, rig.clock)
 
 
-def test_a_snapshot_from_before_the_first_segment_is_no_reason_not_to_open(rig):
+def test_a_snapshot_below_the_first_segment_does_not_prevent_loading(rig):
     log = fill(rig)
     log.delete_records(log.segments[2].base_offset)
     asyncio.run(rig.manager.delete_old())
     for path in files(rig, ".snapshot"):
         path.unlink()
-    write_snapshot(log.directory, 1, ProducerState("t-0"))
+    write_snapshot(log.directory, 1, ProducerStateManager("t-0"))
     assert readable(rig.crash().log(**SMALL)) == readable(log)
 
 
-# --- who writes checkpoints ---
+# --- writes of checkpoints ---
 
 
-def test_offsets_noted_before_a_truncation_do_not_land_after_it(rig, monkeypatch):
+def test_offsets_prepared_before_a_truncation_are_not_written_after_it(rig, monkeypatch):
     log = fill(rig)
     log.flush()
 
@@ -875,7 +876,7 @@ def test_offsets_noted_before_a_truncation_do_not_land_after_it(rig, monkeypatch
 
         monkeypatch.setattr(asyncio, "to_thread", late)
         writing = asyncio.ensure_future(rig.manager.write_checkpoints())
-        await asyncio.sleep(0)  # it has taken the offsets, and its thread has not begun
+        await asyncio.sleep(0)  # the offsets are prepared, and the thread has not started
         log.truncate(5)
         held.set()
         await writing
@@ -885,7 +886,7 @@ def test_offsets_noted_before_a_truncation_do_not_land_after_it(rig, monkeypatch
         assert f"t 0 {log.end_offset}\n" in (rig.root / name).read_text()
 
 
-def test_two_threads_that_replace_a_file_do_not_share_a_temporary_one(tmp_path, monkeypatch):
+def test_two_threads_replacing_a_file_do_not_share_a_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / "checkpoint"
     first_has_written, second_is_done = threading.Event(), threading.Event()
     replace, errors = os.replace, []

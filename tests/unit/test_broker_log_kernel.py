@@ -1,4 +1,4 @@
-"""Both kernels cut and scan batches alike, whatever the bytes are."""
+"""Both kernels cut and scan batches in the same way, whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = st.integers(0, len(FEW) + 10)
 
 
 def outcome(function, *args):
-    """What it returns, or the kind of its error: the words differ."""
+    """Return the result of a call, or the type of its error: the messages differ."""
     try:
         return function(*args)
     except WireError as error:
@@ -40,7 +40,7 @@ def outcome(function, *args):
 
 
 @given(SIZES, OFFSETS, OFFSETS, SIZES)
-def test_cutting(size, offset, end_offset, bytes_max):
+def test_cut_batches_is_the_same_in_both_kernels(size, offset, end_offset, bytes_max):
     data = FEW[:size]
     assert kernel.cut_batches(data, offset, end_offset, bytes_max) == reference.cut_batches(
         data, offset, end_offset, bytes_max
@@ -48,22 +48,22 @@ def test_cutting(size, offset, end_offset, bytes_max):
 
 
 @given(st.integers(0, len(FEW) - 1), st.integers(1, 255), OFFSETS, st.booleans(), st.integers(0, 4))
-def test_a_changed_byte(place, change, offset, verify, count_max):
+def test_a_changed_byte_gives_the_same_result_in_both_kernels(position, change, offset, verify, count_max):
     data = bytearray(FEW)
-    data[place] ^= change
+    data[position] ^= change
     assert outcome(kernel.cut_batches, data, offset, 12, 500) == outcome(reference.cut_batches, data, offset, 12, 500)
     assert kernel.scan_batches(data, 0, 0, count_max, verify) == reference.scan_batches(data, 0, 0, count_max, verify)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(data):
+def test_random_bytes_give_the_same_result_in_both_kernels(data):
     assert outcome(kernel.cut_batches, data, 0, 9, 99) == outcome(reference.cut_batches, data, 0, 9, 99)
     assert kernel.scan_batches(data, 0, 0, 9, True) == reference.scan_batches(data, 0, 0, 9, True)
     assert outcome(kernel.scan_records, data, 3) == outcome(reference.scan_records, data, 3)
 
 
 @given(st.integers(0, 60))
-def test_a_scan_says_where_and_why_it_ended(cut):
+def test_a_scan_returns_where_and_why_it_ended(cut):
     headers, position, problem = kernel.scan_batches(FEW[: len(FEW) - cut], 0, 0, 99, True)
     if cut:
         assert (len(headers), bool(problem)) == (2, True)
@@ -72,14 +72,14 @@ def test_a_scan_says_where_and_why_it_ended(cut):
         assert ([header.base_offset for header in headers], position, problem) == ([0, 3, 9], len(FEW), "")
 
 
-def test_a_scan_says_what_headers_say():
+def test_a_scan_returns_the_headers():
     headers, _, _ = kernel.scan_batches(FEW, 0, 0, 99, True)
     assert headers == [each.header for each in read_batches(FEW)]
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_records_are_found_where_they_are(place):
-    each = list(read_batches(FEW))[place]
+@pytest.mark.parametrize("index", range(3))
+def test_scan_records_returns_positions_and_keys(index):
+    each = list(read_batches(FEW))[index]
     payload = bytes(each.payload())
     rows = kernel.scan_records(payload, each.header.record_count)
     assert rows == reference.scan_records(payload, each.header.record_count)
@@ -89,7 +89,7 @@ def test_records_are_found_where_they_are(place):
     ]
 
 
-def test_a_batch_that_is_not_whole_says_how_much_is_needed():
+def test_an_incomplete_batch_returns_how_many_bytes_are_needed():
     first = len(batch(b"a", b"b" * 40, b"c"))
     assert kernel.cut_batches(FEW[: first - 1], 0, 99, 9999) == (0, 0, -1, -1, first)
     assert kernel.cut_batches(FEW[:30], 0, 99, 9999) == (0, 0, -1, -1, HEADER_BYTES)
@@ -137,6 +137,6 @@ def test_a_batch_of_many_records_lets_other_threads_run(how):
         worker.join(60)
         return turns
 
-    # The operating system may not run the other thread in time on a busy machine. A kernel that keeps the GIL never
-    # gets there, however often it is asked.
+    # The operating system may not run the other thread in time on a busy machine. A kernel that keeps the GIL fails
+    # every attempt.
     assert any(turns_of_another_thread() >= 8 for _ in range(20))

@@ -1,4 +1,4 @@
-"""All logs of a folder: the lock, creating and deleting, flushing, checkpoints, the work in the background."""
+"""LogManager: the lock of the folder, creation and deletion of logs, flushes, checkpoints, background tasks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def rig(tmp_path):
 # --- the folder ---
 
 
-def test_a_folder_is_used_by_one_broker_and_it_says_by_which(rig):
+def test_the_error_for_a_locked_folder_names_the_process(rig):
     with pytest.raises(IllegalStateError, match=f"is used by another broker .process {os.getpid()}"):
         LogManager(rig.root, rig.clock, {})
 
 
-def test_a_killed_process_holds_no_folder(tmp_path, rig):
+def test_a_killed_process_releases_its_lock(tmp_path, rig):
     code = (
         "import os, sys; from pathlib import Path\n"
         "from headrace.broker.clock import LoopClock; from headrace.broker.log import LogManager\n"
@@ -44,18 +44,18 @@ def test_a_killed_process_holds_no_folder(tmp_path, rig):
     LogRig(tmp_path / "other")
 
 
-def test_strange_folders_are_left_alone(rig, tmp_path):
+def test_unknown_folders_are_ignored(rig, tmp_path):
     rig.append(rig.log(), b"a")
     for name in ("catalog", "no-number-", "bad name-3", "..-1"):
         (rig.root / name).mkdir()
     (rig.root / "file-7").write_text("not a folder")
-    found = rig.crash()
-    assert [each.name for each in found.manager.all] == ["t-0"]
-    assert (found.root / "bad name-3").exists()
+    reopened = rig.crash()
+    assert [each.name for each in reopened.manager.all] == ["t-0"]
+    assert (reopened.root / "bad name-3").exists()
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../up", "a" * 250, "ä"])
-def test_names_are_checked_before_a_folder_is_made(rig, topic):
+def test_topic_names_are_checked_before_a_folder_is_created(rig, topic):
     before = sorted(rig.root.rglob("*"))
     with pytest.raises(BrokerError) as caught:
         rig.log(topic)
@@ -66,34 +66,34 @@ def test_names_are_checked_before_a_folder_is_made(rig, topic):
 # --- one log ---
 
 
-def test_a_log_is_found_by_topic_and_partition(rig):
+def test_a_log_is_looked_up_by_topic_and_partition(rig):
     log = rig.log("orders", 3)
     assert rig.manager.get("orders", 3) is log
     assert rig.manager.get("orders", 2) is None
     assert (log.topic, log.index, log.topic_id, log.directory.name) == ("orders", 3, TOPIC_ID, "orders-3")
 
 
-def test_creating_again_gives_the_same_log_with_other_options(rig):
+def test_creating_an_existing_log_updates_its_options(rig):
     log = rig.log()
     again = rig.log(retention_ms="5")
     assert again is log
     assert log.config.retention_ms == 5
 
 
-def test_another_topic_of_the_same_name_is_another_topic(rig):
+def test_a_log_with_another_topic_id_is_not_reused(rig):
     log = rig.log()
     with pytest.raises(BrokerError) as caught:
         rig.manager.create("t", 0, OTHER_ID, log.config)
     assert caught.value.code == Code.INCONSISTENT_TOPIC_ID
 
 
-def test_topics_whose_names_look_like_partitions(rig):
+def test_topic_names_may_look_like_partition_names(rig):
     rig.append(rig.log("a-1", 0), b"a")
     rig.append(rig.log("a", 10), b"b")
-    found = rig.crash().manager
-    names = {(each.topic, each.index) for each in found.all}
+    reopened = rig.crash().manager
+    names = {(each.topic, each.index) for each in reopened.all}
     assert names == {("a-1", 0), ("a", 10)}
-    assert all(each.topic_id == TOPIC_ID for each in found.all)
+    assert all(each.topic_id == TOPIC_ID for each in reopened.all)
 
 
 def test_a_deleted_log_frees_its_name_at_once_and_its_files_later(rig):
@@ -114,16 +114,16 @@ def test_a_deleted_log_frees_its_name_at_once_and_its_files_later(rig):
     asyncio.run(run())
 
 
-def test_what_was_being_deleted_is_gone_after_a_crash(rig):
+def test_an_interrupted_deletion_is_completed_after_a_crash(rig):
     log = rig.log()
     rig.append(log, b"old")
     rig.manager.delete("t", 0)
-    found = rig.crash()
-    assert found.manager.all == []
-    assert not list(found.root.glob("*-delete"))
+    reopened = rig.crash()
+    assert reopened.manager.all == []
+    assert not list(reopened.root.glob("*-delete"))
 
 
-def test_a_new_log_has_nothing_of_the_checkpoints_of_a_deleted_one_of_its_name(rig, caplog):
+def test_a_new_log_does_not_inherit_checkpoints_of_a_deleted_one(rig, caplog):
     async def run():
         log = rig.log()
         rig.append(log, *[b"old"] * 10)
@@ -134,17 +134,17 @@ def test_a_new_log_has_nothing_of_the_checkpoints_of_a_deleted_one_of_its_name(r
 
     asyncio.run(run())
     caplog.clear()
-    found = rig.crash()
-    (log,) = found.manager.all
+    reopened = rig.crash()
+    (log,) = reopened.manager.all
     assert (log.start_offset, log.end_offset, values_of(log)) == (0, 2, [b"a", b"b"])
-    assert not found.manager.lost_tails
+    assert not reopened.manager.lost_tails
     assert not caplog.records
 
 
 # --- flushing ---
 
 
-def test_who_waits_at_the_same_time_shares_one_flush(rig, monkeypatch):
+def test_concurrent_callers_share_a_flush(rig, monkeypatch):
     async def run():
         log = rig.log()
         await rig.manager.flushed(log)
@@ -166,13 +166,13 @@ def test_who_waits_at_the_same_time_shares_one_flush(rig, monkeypatch):
             await asyncio.sleep(0)
         gate.set()
         await asyncio.gather(*waits)
-        assert flushes <= 2  # one that began with the first, and one for all who came meanwhile
+        assert flushes <= 2  # the one of the first caller, and one for all later callers
         assert log.recovery_point == log.end_offset == 20
 
     asyncio.run(run())
 
 
-def test_a_flush_that_fails_is_told_to_all_who_wait(rig, monkeypatch):
+def test_a_failed_flush_fails_all_waiting_callers(rig, monkeypatch):
     async def run():
         log = rig.log()
         rig.append(log, b"a")
@@ -188,7 +188,7 @@ def test_a_flush_that_fails_is_told_to_all_who_wait(rig, monkeypatch):
     asyncio.run(run())
 
 
-def test_flush_messages_and_flush_ms_say_when(rig):
+def test_flush_messages_and_flush_ms_trigger_a_flush(rig):
     by_count = rig.log("a", flush_messages="3")
     by_time = rig.log("b", flush_ms="1000")
     never = rig.log("c")
@@ -207,8 +207,8 @@ def test_flush_messages_and_flush_ms_say_when(rig):
     assert not never.needs_flush
 
 
-def test_closed_segments_get_to_disk_in_the_background(rig, monkeypatch):
-    """But not the last one: who writes to a file while it is forced to disk waits for the disk."""
+def test_closed_segments_are_flushed_in_the_background(rig, monkeypatch):
+    """The last segment is not flushed: a write to a file waits while the file is forced to disk."""
     forced = set()
     real = os.fsync
 
@@ -229,13 +229,13 @@ def test_closed_segments_get_to_disk_in_the_background(rig, monkeypatch):
         assert last.file.path not in forced
         assert log.recovery_point == last.base_offset < log.end_offset
         await rig.manager.write_checkpoints()
-        found = rig.crash().log()
-        assert found.recovery_point == log.recovery_point
+        reopened = rig.crash().log()
+        assert reopened.recovery_point == log.recovery_point
 
     asyncio.run(run())
 
 
-def test_a_flush_that_a_truncation_overtakes_promises_nothing(rig, monkeypatch):
+def test_a_flush_overtaken_by_a_truncation_keeps_the_recovery_point(rig, monkeypatch):
     log = rig.log()
     rig.append(log, b"a")
     rig.append(log, b"b")
@@ -253,10 +253,10 @@ def test_a_flush_that_a_truncation_overtakes_promises_nothing(rig, monkeypatch):
     assert log.recovery_point == 0
 
 
-# --- in the background ---
+# --- background tasks ---
 
 
-def test_the_background_does_its_work_by_the_clock(tmp_path):
+def test_background_tasks_run_at_their_intervals(tmp_path):
     async def run():
         defaults = {
             "log.retention.check.interval.ms": "1000",
@@ -277,7 +277,7 @@ def test_the_background_does_its_work_by_the_clock(tmp_path):
             await rig.clock.run(1000)
             await asyncio.gather(*rig.manager._tasks)
         assert old.start_offset == 1
-        assert old.open_producers() == []
+        assert old.producers.views() == []
         assert values_of(keyed) == [b"2"]
         assert (rig.root / "recovery-point-offset-checkpoint").exists()
         await rig.manager.stop()
@@ -285,7 +285,7 @@ def test_the_background_does_its_work_by_the_clock(tmp_path):
     asyncio.run(run())
 
 
-def test_a_job_that_fails_is_tried_again(rig, monkeypatch, caplog):
+def test_a_failed_background_task_is_retried(rig, monkeypatch, caplog):
     async def run():
         turns = 0
 
@@ -304,7 +304,7 @@ def test_a_job_that_fails_is_tried_again(rig, monkeypatch, caplog):
     asyncio.run(run())
 
 
-def test_a_stop_waits_for_nothing_that_a_timer_would_do(rig):
+def test_a_stop_does_not_wait_for_timers(rig):
     async def run():
         log = rig.log(file_delete_delay_ms="999999")
         rig.append(log, b"a")
@@ -317,7 +317,7 @@ def test_a_stop_waits_for_nothing_that_a_timer_would_do(rig):
     asyncio.run(run())
 
 
-def test_a_log_that_could_not_be_synced_makes_the_stop_unclean(rig, monkeypatch):
+def test_a_failed_fsync_makes_the_stop_unclean(rig, monkeypatch):
     async def run():
         log = rig.log()
         rig.append(log, b"a")
@@ -335,7 +335,7 @@ def test_a_log_that_could_not_be_synced_makes_the_stop_unclean(rig, monkeypatch)
     asyncio.run(run())
 
 
-# --- many ---
+# --- many logs ---
 
 
 def test_many_partitions_share_few_open_files(tmp_path, monkeypatch):
@@ -349,8 +349,8 @@ def test_many_partitions_share_few_open_files(tmp_path, monkeypatch):
             assert log.read(turn, 100, end_offset=99, at_least_one=True).data
     assert len(os.listdir("/proc/self/fd")) <= before + 10
     assert all(len(values_of(log)) == 3 for log in logs)
-    found = rig.crash()
-    assert [state_of(found.log("t", n))["bytes"] for n in range(60)] == [state_of(log)["bytes"] for log in logs]
+    reopened = rig.crash()
+    assert [state_of(reopened.log("t", n))["bytes"] for n in range(60)] == [state_of(log)["bytes"] for log in logs]
 
 
 def test_the_file_in_use_stays_open(tmp_path):
@@ -366,7 +366,7 @@ def test_the_file_in_use_stays_open(tmp_path):
     assert len(cache) == 2
 
 
-def test_options_of_the_broker_are_the_defaults_of_its_topics(tmp_path):
+def test_broker_options_are_defaults_of_topic_options(tmp_path):
     rig = LogRig(tmp_path / "logs", defaults={"log.retention.hours": "2", "log.segment.bytes": "2000000"})
     config = rig.log().config
     assert (config.retention_ms, config.segment_bytes) == (7_200_000, 2_000_000)
@@ -374,7 +374,7 @@ def test_options_of_the_broker_are_the_defaults_of_its_topics(tmp_path):
     assert rig.crash().manager.all[0].config == config
 
 
-def test_a_manager_with_nothing_to_do_starts_and_stops(tmp_path):
+def test_a_manager_without_logs_starts_and_stops(tmp_path):
     async def run():
         rig = LogRig(tmp_path / "new" / "folder")
         rig.manager.start()

@@ -1,4 +1,4 @@
-"""Topic options: Kafka's names and defaults, what a broker's options say about them, what is refused."""
+"""Topic options: Kafka's names and defaults, the broker options behind them, invalid values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KAFKA_4_3 = {
 }
 
 
-def test_every_option_is_there_with_its_default():
+def test_every_option_exists_with_its_default():
     assert {name: option.default for name, option in TOPIC_OPTIONS.items()} == KAFKA_4_3
     assert all(option.doc for option in TOPIC_OPTIONS.values())
 
@@ -59,12 +59,12 @@ def test_every_synonym_is_an_option_of_the_broker():
     assert set(BROKER_SYNONYMS) <= set(TOPIC_OPTIONS)
 
 
-def test_the_brokers_own_defaults_change_nothing():
+def test_defaults_of_the_broker_equal_those_of_the_topic():
     broker = {name: option.default for name, option in BROKER_OPTIONS.items()}
     assert LogConfig.resolve({}, broker) == LogConfig.resolve({})
 
 
-def test_the_topic_wins_over_the_broker_and_finer_units_over_coarser():
+def test_topic_options_override_broker_options_and_finer_units_coarser_ones():
     broker = {"log.retention.hours": "5", "log.retention.minutes": "3", "log.roll.hours": 1, "message.max.bytes": "9"}
     assert broker_defaults(broker) == {"retention.ms": 180_000, "segment.ms": 3_600_000, "max.message.bytes": "9"}
     config = LogConfig.resolve({"retention.ms": "7"}, broker)
@@ -88,12 +88,12 @@ def test_the_topic_wins_over_the_broker_and_finer_units_over_coarser():
         ("retention.mss", "1"),
     ],
 )
-def test_what_is_not_allowed_is_refused_by_name(name, value):
+def test_an_invalid_value_is_refused_with_the_option_name(name, value):
     with pytest.raises(ConfigError, match=name):
         LogConfig.resolve({name: value})
 
 
-def test_what_a_log_makes_of_them():
+def test_topic_options_are_parsed_to_a_log_config():
     config = LogConfig.resolve({"cleanup.policy": "compact,delete", "compression.type": "gzip", "segment.ms": "500"})
     assert (config.compact, config.delete, config.codec, config.codec_level, config.roll_ms) == (
         True,

@@ -1,4 +1,4 @@
-"""What a log knows of producers: retries, gaps, zombies, open transactions, the last stable offset, aborted ones."""
+"""State of producers: retries, gaps, fencing, transactions, the last stable offset, aborted transactions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_retry_of_any_of_the_last_five_returns_its_first_offset(rig):
         assert code_of(send, log, 2 * n, 2) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_retry_of_another_shape_is_no_retry(rig):
+def test_a_batch_with_another_record_count_is_not_a_retry(rig):
     log = rig.log()
     send(log, 0, 3)
     assert code_of(send, log, 0, 2) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -61,11 +61,11 @@ def test_a_gap_is_refused_and_can_be_filled(rig):
     send(log, 2)
 
 
-def test_sequences_begin_again_after_the_highest(rig):
+def test_sequence_numbers_wrap_to_zero(rig):
     log = rig.log()
     send(log, SEQUENCE_MAX - 2, 2)
     wrapped = send(log, SEQUENCE_MAX, 3)
-    assert log.open_producers()[0].last_sequence == 1
+    assert log.producers.views()[0].last_sequence == 1
     assert send(log, SEQUENCE_MAX, 3)[:4] == (*wrapped[:3], True)
     assert code_of(send, log, 0) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     send(log, 2)
@@ -74,13 +74,13 @@ def test_sequences_begin_again_after_the_highest(rig):
     send(other, 0)
 
 
-def test_an_unknown_producer_may_begin_anywhere(rig):
+def test_an_unknown_producer_may_start_with_any_sequence(rig):
     log = rig.log()
     send(log, 4711)
     send(log, 4712)
 
 
-def test_a_new_epoch_begins_at_zero_and_an_old_one_is_over(rig):
+def test_a_new_epoch_starts_at_sequence_zero_and_fences_the_old(rig):
     log = rig.log()
     send(log, 0, epoch=3)
     assert code_of(send, log, 1, epoch=4) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -90,7 +90,7 @@ def test_a_new_epoch_begins_at_zero_and_an_old_one_is_over(rig):
     send(log, 1, epoch=4)
 
 
-def test_producers_do_not_know_of_one_another(rig):
+def test_producers_are_independent(rig):
     log = rig.log()
     for pid in (1, 2, 3):
         send(log, 0, pid=pid)
@@ -99,33 +99,33 @@ def test_producers_do_not_know_of_one_another(rig):
     assert log.append(batch(b"of nobody")).first_offset == 6
 
 
-def test_a_duplicate_of_a_stamped_batch_says_when_that_was(rig):
+def test_a_duplicate_returns_the_append_time_of_the_original(rig):
     log = rig.log(message_timestamp_type="LogAppendTime")
     info = send(log, 0)
     rig.clock.now_ms += 500
     assert send(log, 0).append_time_ms == info.append_time_ms
 
 
-def test_producers_are_forgotten_after_a_while_unless_in_a_transaction(rig):
+def test_producers_expire_unless_they_are_in_a_transaction(rig):
     log = rig.log()
     send(log, 0, pid=1)
     send(log, 0, pid=2, transactional=True)
     rig.clock.now_ms += 1000
     send(log, 0, pid=3)
     log.producers.expire(rig.clock.time_ms(), 1000)
-    assert [view.producer_id for view in log.open_producers()] == [2, 3]
+    assert [view.producer_id for view in log.producers.views()] == [2, 3]
     send(log, 99, pid=1)
 
 
-def test_old_timestamps_do_not_make_a_producer_old(rig):
+def test_producers_with_old_record_timestamps_do_not_expire(rig):
     log = rig.log()
     log.append(batch(b"v", producer=Producer(1, 0, 0), time_ms=5))
     log.producers.expire(rig.clock.time_ms(), 1000)
-    assert len(log.open_producers()) == 1
+    assert len(log.producers.views()) == 1
 
 
 class Model:
-    """A producer as the rules have it: epoch, expected sequence, the last five (epoch, first, count) → offset."""
+    """A model of a producer: epoch, expected sequence, the last five (epoch, first, count) → offset."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -161,7 +161,7 @@ SENDS = st.tuples(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SENDS, max_size=30))
-def test_random_sends_are_what_the_rules_say(tmp_path_factory, sends):
+def test_random_sends_match_the_model(tmp_path_factory, sends):
     rig = LogRig(tmp_path_factory.mktemp("producers") / "logs")
     log = rig.log()
     models = {1: Model(), 2: Model()}
@@ -195,7 +195,7 @@ def test_the_last_stable_offset_is_the_first_open_transaction(rig):
     assert log.last_stable_offset == log.high_watermark == 6
 
 
-def test_a_decision_counts_when_it_is_replicated(rig):
+def test_the_last_stable_offset_waits_for_the_marker_to_be_replicated(rig):
     log = rig.log()
     send(log, 0, transactional=True)
     log.append(batch(b"plain"))
@@ -218,7 +218,7 @@ def test_the_last_stable_offset_is_never_above_the_high_watermark(rig):
 
 
 @pytest.mark.behaviour("B08")
-def test_a_plain_write_within_a_transaction_is_refused(rig):
+def test_a_non_transactional_write_within_a_transaction_is_refused(rig):
     log = rig.log()
     send(log, 0, transactional=True)
     assert code_of(send, log, 1) == Code.INVALID_TXN_STATE
@@ -227,26 +227,26 @@ def test_a_plain_write_within_a_transaction_is_refused(rig):
     send(log, 2)
 
 
-def test_in_transaction(rig):
+def test_an_open_transaction_is_known_by_producer_and_epoch(rig):
     log = rig.log()
-    assert not log.in_transaction(7, 0)
+    assert not log.producers.is_open(7, 0)
     send(log, 0, transactional=True)
-    assert log.in_transaction(7, 0)
-    assert not log.in_transaction(7, 1)
-    assert log.open_producers()[0].current_txn_start_offset == 0
+    assert log.producers.is_open(7, 0)
+    assert not log.producers.is_open(7, 1)
+    assert log.producers.views()[0].current_txn_start_offset == 0
     rig.mark(log, 7, 0, committed=False)
-    assert not log.in_transaction(7, 0)
-    assert log.open_producers()[0].current_txn_start_offset == -1
+    assert not log.producers.is_open(7, 0)
+    assert log.producers.views()[0].current_txn_start_offset == -1
 
 
-def test_markers_of_zombies_are_refused(rig):
+def test_markers_of_fenced_producers_and_coordinators_are_refused(rig):
     log = rig.log()
     send(log, 0, epoch=5, transactional=True)
     assert code_of(rig.mark, log, 7, 4, committed=True) == Code.INVALID_PRODUCER_EPOCH
     rig.mark(log, 7, 5, committed=True, coordinator=3)
     assert code_of(rig.mark, log, 7, 5, committed=True, coordinator=2) == Code.TRANSACTION_COORDINATOR_FENCED
     rig.mark(log, 7, 5, committed=True, coordinator=3)
-    assert log.open_producers()[0].coordinator_epoch == 3
+    assert log.producers.views()[0].coordinator_epoch == 3
 
 
 def test_a_marker_with_a_later_epoch_fences_the_producer(rig):
@@ -257,7 +257,7 @@ def test_a_marker_with_a_later_epoch_fences_the_producer(rig):
     send(log, 0, epoch=6, transactional=True)
 
 
-def test_within_an_epoch_sequences_go_on_after_a_marker(rig):
+def test_sequence_numbers_continue_after_a_marker(rig):
     log = rig.log()
     send(log, 0, transactional=True)
     rig.mark(log, 7, 0, committed=True)
@@ -278,11 +278,11 @@ def test_a_duplicate_of_a_transaction_that_has_ended_is_refused(rig, committed):
             send(log, sequence, transactional=True)
         assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert log.end_offset == end
-    # In the next transaction too; and of that one a retry is a duplicate again.
+    # The same in the next transaction; a retry of that one is a duplicate again.
     second = send(log, 2, transactional=True)
     assert code_of(send, log, 1, transactional=True) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert send(log, 2, transactional=True)[:4] == (*second[:3], True)
-    # After a restart the same.
+    # The same after a restart.
     again = rig.crash().log()
     assert code_of(send, again, 1, transactional=True) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert send(again, 2, transactional=True)[:4] == (*second[:3], True)
@@ -295,32 +295,32 @@ def test_with_transactions_v2_a_late_marker_cannot_end_the_next_transaction(rig)
     send(log, 0, epoch=2, transactional=True)
     assert code_of(rig.mark, log, 7, 2, committed=True, transaction_version=2) == Code.INVALID_PRODUCER_EPOCH
     assert code_of(rig.mark, log, 7, 1, committed=True, transaction_version=2) == Code.INVALID_PRODUCER_EPOCH
-    assert log.in_transaction(7, 2)
+    assert log.producers.is_open(7, 2)
     rig.mark(log, 7, 3, committed=False, transaction_version=2)
     rig.mark(log, 7, 3, committed=False, transaction_version=2)  # sent again
-    assert log.aborted_transactions(0, 99) == [(7, 2)]
+    assert log.aborted.between(0, 99) == [(7, 2)]
 
 
-def test_the_last_epoch_may_mark_itself(rig):
+def test_the_last_epoch_can_be_the_epoch_of_its_marker(rig):
     log = rig.log()
     send(log, 0, epoch=EPOCH_MAX, transactional=True)
     rig.mark(log, 7, EPOCH_MAX, committed=True, transaction_version=2)
-    assert not log.in_transaction(7, EPOCH_MAX)
+    assert not log.producers.is_open(7, EPOCH_MAX)
 
 
 def test_a_marker_of_an_unknown_producer_is_written_and_fences(rig):
     log = rig.log()
     rig.mark(log, 7, 4, committed=False)
-    assert log.aborted_transactions(0, 9) == []
+    assert log.aborted.between(0, 9) == []
     assert code_of(send, log, 0, epoch=3) == Code.INVALID_PRODUCER_EPOCH
     assert code_of(send, log, 5, epoch=4) == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     send(log, 0, epoch=4)
 
 
-# --- the aborted list ---
+# --- aborted transactions ---
 
 
-def test_the_aborted_list_is_of_those_offsets_only(rig):
+def test_aborted_transactions_are_those_of_the_offsets(rig):
     log = rig.log(internal_segment_bytes="250")
     for n in range(10):
         pid = n % 3
@@ -329,11 +329,11 @@ def test_the_aborted_list_is_of_those_offsets_only(rig):
         rig.mark(log, pid, 0, committed=n % 2 == 0)
     assert len(log.segments) > 5
     aborted = [(n % 3, 4 * n) for n in range(10) if n % 2]
-    assert log.aborted_transactions(0, 40) == aborted
+    assert log.aborted.between(0, 40) == aborted
     for first in range(40):
         for end in range(first + 1, 41):
             expected = [row for row in aborted if row[1] < end and row[1] + 3 >= first]
-            assert log.aborted_transactions(first, end) == expected
+            assert log.aborted.between(first, end) == expected
 
 
 def test_a_long_transaction_is_found_from_any_of_its_offsets(rig):
@@ -343,10 +343,10 @@ def test_a_long_transaction_is_found_from_any_of_its_offsets(rig):
         send(log, n, pid=2, transactional=True)
         rig.mark(log, 2, 0, committed=False)
     rig.mark(log, 1, 0, committed=False)
-    assert log.aborted_transactions(0, 1) == [(1, 0)]
-    assert log.aborted_transactions(10, 11) == [(2, 9), (1, 0)]
-    assert log.aborted_transactions(41, 42) == [(1, 0)]
-    assert len(log.aborted_transactions(0, 99)) == 21
+    assert log.aborted.between(0, 1) == [(1, 0)]
+    assert log.aborted.between(10, 11) == [(2, 9), (1, 0)]
+    assert log.aborted.between(41, 42) == [(1, 0)]
+    assert len(log.aborted.between(0, 99)) == 21
 
 
 STEPS = st.lists(
@@ -359,7 +359,7 @@ STEPS = st.lists(
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-def test_readers_of_committed_records_see_what_was_committed_before_the_first_open_one(tmp_path_factory, steps):
+def test_read_committed_readers_see_committed_records_up_to_the_lso(tmp_path_factory, steps):
     rig = LogRig(tmp_path_factory.mktemp("transactions") / "logs")
     log = rig.log(internal_segment_bytes="400")
     rows: list[tuple[int, int, bytes]] = []  # offset, producer or 0, value
@@ -400,7 +400,7 @@ def test_readers_of_committed_records_see_what_was_committed_before_the_first_op
     assert values_of(log) == [value for _, _, value in rows]
 
 
-def test_followers_know_the_same(rig):
+def test_followers_have_the_same_producer_state(rig):
     leader, follower = rig.log("a"), rig.log("b")
     send(leader, 0, 2, transactional=True)
     leader.append_marker(7, 1, Marker(False, 2), leader_epoch=0)

@@ -1,4 +1,4 @@
-"""What is read from a log: whole batches, from the right one on, up to where a reader may see; and look-ups by time."""
+"""Reads of whole batches from an offset on, look-ups by timestamp, and leader epochs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.log import FoundOffset, Log, Origin, segment, windows
+from headrace.broker.log import Log, OffsetAndTimestamp, Origin, files, segment
 from headrace.errors import BrokerError, Code
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import read_batches
@@ -23,8 +23,8 @@ def rig(tmp_path):
     return LogRig(tmp_path / "logs")
 
 
-def offsets(found) -> list[tuple[int, int]]:
-    return [(each.header.base_offset, each.header.last_offset) for each in read_batches(found.data)]
+def offsets(part) -> list[tuple[int, int]]:
+    return [(each.header.base_offset, each.header.last_offset) for each in read_batches(part.data)]
 
 
 def read(log, offset, bytes_max=1 << 20, *, end=None, at_least_one=True):
@@ -38,8 +38,8 @@ def test_a_read_begins_with_the_batch_that_has_the_offset(rig):
     assert offsets(read(log, 0)) == [(0, 2), (3, 4)]
     assert offsets(read(log, 2)) == [(0, 2), (3, 4)]
     assert offsets(read(log, 3)) == [(3, 4)]
-    found = read(log, 1)
-    assert (found.first_offset, found.next_offset) == (0, 5)
+    part = read(log, 1)
+    assert (part.first_offset, part.next_offset) == (0, 5)
 
 
 def test_a_read_is_cut_at_whole_batches(rig):
@@ -82,13 +82,13 @@ def test_offsets_outside_the_log_are_out_of_range(rig):
         with pytest.raises(BrokerError) as caught:
             read(log, offset)
         assert caught.value.code == Code.OFFSET_OUT_OF_RANGE
-    found = read(log, 3)
-    assert (bytes(found.data), found.next_offset) == (b"", 3)
+    part = read(log, 3)
+    assert (bytes(part.data), part.next_offset) == (b"", 3)
     assert offsets(read(log, 1)) == [(0, 2)]
 
 
 @pytest.mark.behaviour("B14")
-def test_reads_go_on_in_the_next_segment(rig):
+def test_reads_continue_in_the_next_segment(rig):
     log = rig.log(internal_segment_bytes="1000")
     for n in range(50):
         rig.append(log, b"%d" % n * 100)
@@ -99,18 +99,18 @@ def test_reads_go_on_in_the_next_segment(rig):
         assert offsets(read(log, n, 1)) == [(n, n)]
 
 
-def test_gaps_are_stepped_over(rig):
-    """Compaction leaves them, within a segment and at its end."""
+def test_reads_skip_gaps(rig):
+    """Compaction leaves gaps within a segment and at its end."""
     log = rig.log(internal_segment_bytes="300")
     for offset in (5, 6, 20, 40, 41, 100):
         log.append(batch(b"v" * 60, offset=offset, leader_epoch=0), origin=Origin.REPLICATION)
     log.advance_high_watermark(101)
     assert len(log.segments) == 3
-    for asked, found in [(0, 5), (5, 5), (7, 20), (21, 40), (30, 40), (42, 100), (99, 100)]:
-        assert offsets(read(log, asked, 1)) == [(found, found)]
+    for asked, first in [(0, 5), (5, 5), (7, 20), (21, 40), (30, 40), (42, 100), (99, 100)]:
+        assert offsets(read(log, asked, 1)) == [(first, first)]
 
 
-def test_a_small_index_interval_and_large_batches(rig):
+def test_large_batches_are_read_with_a_small_index_interval(rig):
     log = rig.log(index_interval_bytes="0", internal_segment_bytes="200000")
     for n in range(40):
         rig.append(log, b"x" * (n * 997 % 20_000), b"y")
@@ -118,11 +118,11 @@ def test_a_small_index_interval_and_large_batches(rig):
         assert offsets(read(log, offset, 1)) == [(offset // 2 * 2, offset // 2 * 2 + 1)]
 
 
-def test_large_reads_go_through_windows(rig, monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW_BYTES", 1 << 20)
-    monkeypatch.setattr(segment, "WINDOW_BYTES", 1 << 20)
-    monkeypatch.setattr(windows, "GROWTH_BYTES_MIN", 1 << 18)
-    monkeypatch.setattr(windows, "WINDOWS_MAX", 2)
+def test_large_reads_use_memory_maps(rig, monkeypatch):
+    monkeypatch.setattr(files, "MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(segment, "MAP_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MAP_GROWTH_BYTES_MIN", 1 << 18)
+    monkeypatch.setattr(files, "MAPS_MAX", 2)
     log = rig.log(max_message_bytes="5000000")
     values = [os.urandom(1) * (n * 7919 % 200_000) for n in range(60)] + [b"z" * 3_000_000] + [b"end"] * 3
     for value in values:
@@ -134,8 +134,8 @@ def test_large_reads_go_through_windows(rig, monkeypatch):
     assert isinstance(read(log, 0, 900_000).data, memoryview)
 
 
-def test_what_was_read_stays_when_the_log_is_cut(rig, monkeypatch):
-    monkeypatch.setattr(windows, "GROWTH_BYTES_MIN", 1 << 18)
+def test_data_that_was_read_is_valid_after_a_truncation(rig, monkeypatch):
+    monkeypatch.setattr(files, "MAP_GROWTH_BYTES_MIN", 1 << 18)
     log = rig.log()
     for n in range(20):
         rig.append(log, b"%d" % (n % 10) * 50_000)
@@ -148,7 +148,7 @@ def test_what_was_read_stays_when_the_log_is_cut(rig, monkeypatch):
     assert len(values_of(log)) == 4
 
 
-def test_what_was_read_stays_when_its_segment_is_deleted(rig):
+def test_data_that_was_read_is_valid_after_its_segment_is_deleted(rig):
     log = rig.log(internal_segment_bytes="1000", retention_ms="1")
     for n in range(20):
         rig.append(log, b"%d" % n * 100)
@@ -166,7 +166,7 @@ BATCHES = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BATCHES, st.data())
-def test_reads_are_what_a_list_of_batches_would_give(tmp_path_factory, shape, data):
+def test_reads_match_a_list_of_batches(tmp_path_factory, shape, data):
     rig = LogRig(tmp_path_factory.mktemp("logs"))
     log = rig.log(index_interval_bytes="500", internal_segment_bytes="9000")
     model = []  # first offset, last offset, bytes
@@ -180,22 +180,22 @@ def test_reads_are_what_a_list_of_batches_would_give(tmp_path_factory, shape, da
         end = data.draw(st.integers(0, log.end_offset))
         bytes_max = data.draw(st.integers(0, 12_000))
         at_least_one = data.draw(st.booleans())
-        found = log.read(offset, bytes_max, end_offset=end, at_least_one=at_least_one)
-        got = offsets(found)
+        part = log.read(offset, bytes_max, end_offset=end, at_least_one=at_least_one)
+        got = offsets(part)
         allowed = [row for row in model if row[1] >= offset and row[1] < end]
         expected = [row[:2] for row in allowed[: len(got)]]
         assert got == expected
         first_bytes = allowed[0][2] if allowed else 0
-        assert len(found.data) <= (max(bytes_max, first_bytes) if at_least_one else bytes_max)
+        assert len(part.data) <= (max(bytes_max, first_bytes) if at_least_one else bytes_max)
         if allowed and offset < end and (at_least_one or first_bytes <= bytes_max):
             assert got
-            assert found.next_offset == got[-1][1] + 1
+            assert part.next_offset == got[-1][1] + 1
 
 
-# --- by time ---
+# --- look-up by timestamp ---
 
 
-def test_the_first_record_of_a_time(rig):
+def test_the_first_record_at_or_after_a_timestamp(rig):
     log = rig.log(internal_segment_bytes="600", index_interval_bytes="100")
     for n in range(30):
         rig.append(log, b"a" * 20, b"b" * 20, time_ms=START_MS + n * 100, step_ms=10)
@@ -209,12 +209,12 @@ def test_the_first_record_of_a_time(rig):
     assert find(log, START_MS + 2911) is None
 
 
-def find(log: Log, timestamp: int, end: int | None = None) -> FoundOffset | None:
-    found = find_by_time(log, timestamp)
-    return found if found is not None and found.offset < (log.high_watermark if end is None else end) else None
+def find(log: Log, timestamp: int, end: int | None = None) -> OffsetAndTimestamp | None:
+    match = find_by_time(log, timestamp)
+    return match if match is not None and match.offset < (log.high_watermark if end is None else end) else None
 
 
-def test_time_look_ups_see_no_further_than_they_may(rig):
+def test_look_ups_by_timestamp_begin_at_the_start_offset(rig):
     log = rig.log()
     for n in range(5):
         rig.append(log, b"a", time_ms=START_MS + n)
@@ -226,7 +226,7 @@ def test_time_look_ups_see_no_further_than_they_may(rig):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), min_size=1, max_size=25))
-def test_time_look_ups_are_what_a_scan_gives(tmp_path_factory, times):
+def test_look_ups_by_timestamp_match_a_scan(tmp_path_factory, times):
     rig = LogRig(tmp_path_factory.mktemp("logs"))
     log = rig.log(internal_segment_bytes="400", index_interval_bytes="100")
     for row in times:
@@ -235,10 +235,10 @@ def test_time_look_ups_are_what_a_scan_gives(tmp_path_factory, times):
     rows = [(row.offset, row.timestamp) for row in rows_of(log)]
     for time in range(START_MS, START_MS + 52):
         expected = next((row for row in rows if row[1] >= time), None)
-        found = find(log, time)
-        assert (found and found[:2]) == expected
+        match = find(log, time)
+        assert (match and match[:2]) == expected
     highest = max(time for _, time in rows)
-    assert log.max_timestamp == highest
+    assert log.segments.max_timestamp == highest
     newest = find(log, highest, end=log.end_offset)
     assert newest is not None
     assert newest[:2] == next(row for row in rows if row[1] == highest)
@@ -246,21 +246,21 @@ def test_time_look_ups_are_what_a_scan_gives(tmp_path_factory, times):
 
 def test_the_highest_timestamp(rig):
     log = rig.log()
-    assert log.max_timestamp == -1
+    assert log.segments.max_timestamp == -1
     rig.append(log, b"a", b"b", b"c", time_ms=START_MS, step_ms=5)
     rig.append(log, b"d", time_ms=START_MS)
     log.append(batch(b"e"), leader_epoch=0)
-    assert find(log, log.max_timestamp, end=5) == (2, START_MS + 10, 0)
-    assert find(log, log.max_timestamp, end=2) is None
+    assert find(log, log.segments.max_timestamp, end=5) == (2, START_MS + 10, 0)
+    assert find(log, log.segments.max_timestamp, end=2) is None
 
 
-def test_append_time_counts_for_all_records_of_a_batch(rig):
+def test_look_ups_by_timestamp_use_the_append_time(rig):
     log = rig.log(message_timestamp_type="LogAppendTime")
     rig.append(log, b"a", b"b", time_ms=7, step_ms=1)
     rig.clock.now_ms += 50
     rig.append(log, b"c", b"d", time_ms=7)
     assert find(log, START_MS + 1) == (2, START_MS + 50, 0)
-    assert find(log, log.max_timestamp, end=9) == (2, START_MS + 50, 0)
+    assert find(log, log.segments.max_timestamp, end=9) == (2, START_MS + 50, 0)
 
 
 # --- epochs ---

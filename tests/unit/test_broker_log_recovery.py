@@ -1,4 +1,4 @@
-"""After a crash, a clean stop, a damaged file: the log is a prefix of what it was, and knows what it knew."""
+"""Restarts: after a clean stop the log is the same, after a crash a prefix with the state that belongs to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.log import Origin
 from headrace.broker.log import manager as manager_module
-from headrace.broker.log.snapshots import snapshot_offsets
+from headrace.broker.log.producer_snapshots import snapshot_offsets
 from headrace.wire.records import Marker, Producer
 from tests.support.log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
 
@@ -26,7 +26,7 @@ def rig(tmp_path):
 
 
 def fill(rig, log, rounds: int = 12) -> None:
-    """Plain batches, an idempotent producer, transactions that commit, abort and stay open."""
+    """Write plain and idempotent batches, and transactions that are committed, aborted and left open."""
     for n in range(rounds):
         rig.append(log, b"plain %d" % n)
         rig.append(log, b"a%d" % n, b"b", producer=Producer(1, 0, 2 * n))
@@ -54,30 +54,30 @@ def test_a_clean_restart_changes_nothing(rig, options):
         log.append(batch(b"z"), leader_epoch=4)
         before = state_of(log)
         again = await rig.restart()
-        found = again.log(**options)
-        assert state_of(found) == before
-        assert found.append(batch(b"a11", b"b", producer=Producer(1, 0, 22))).duplicate
-        fill_more = found.append(batch(b"next", producer=Producer(1, 0, 24)))
+        reopened = again.log(**options)
+        assert state_of(reopened) == before
+        assert reopened.append(batch(b"a11", b"b", producer=Producer(1, 0, 22))).duplicate
+        fill_more = reopened.append(batch(b"next", producer=Producer(1, 0, 24)))
         assert fill_more.first_offset == before["offsets"][3]
         await again.manager.stop()
 
     asyncio.run(run())
 
 
-def test_a_clean_restart_need_not_read_records(rig, monkeypatch):
-    monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)  # it only looks for damage
+def test_a_clean_restart_does_not_read_records(rig, monkeypatch):
+    monkeypatch.setattr(manager_module, "VERIFY_AT_START_BYTES", 0)  # only a search for damage reads records
 
     async def run():
         log = rig.log(**SMALL)
         fill(rig, log)
         await rig.manager.stop()
-        for path in rig.root.glob("t-0/*.log"):  # all but the header of the last batch could be anything
+        for path in rig.root.glob("t-0/*.log"):  # only the last batch is read
             data = bytearray(path.read_bytes())
             if path != log_file(rig):
                 data[61:] = bytes(len(data) - 61)
                 path.write_bytes(data)
-        found = LogRig(rig.root, rig.clock).log()
-        assert found.end_offset == log.end_offset
+        reopened = LogRig(rig.root, rig.clock).log()
+        assert reopened.end_offset == log.end_offset
 
     asyncio.run(run())
 
@@ -95,7 +95,7 @@ def test_many_clean_restarts_leave_few_files(rig):
     asyncio.run(run())
 
 
-def test_a_clean_stop_that_was_none_is_found_out(rig, caplog):
+def test_a_wrong_mark_of_a_clean_stop_is_detected(rig, caplog):
     async def run():
         log = rig.log()
         fill(rig, log)
@@ -103,9 +103,9 @@ def test_a_clean_stop_that_was_none_is_found_out(rig, caplog):
         await rig.manager.stop()
         with open(log_file(rig), "ab") as file:
             file.write(b"\0\0\0garbage" * 20)
-        found = LogRig(rig.root, rig.clock).log()
-        assert found.end_offset == end
-        assert "not closed as cleanly" in caplog.text
+        reopened = LogRig(rig.root, rig.clock).log()
+        assert reopened.end_offset == end
+        assert "recovering it although the last stop was clean" in caplog.text
 
     asyncio.run(run())
 
@@ -117,13 +117,13 @@ def test_a_clean_stop_that_was_none_is_found_out(rig, caplog):
 def test_everything_acknowledged_survives_a_crash(rig, options):
     log = rig.log(**options)
     fill(rig, log)
-    found = rig.crash().log(**options)
-    before, after = state_of(log), state_of(found)
+    reopened = rig.crash().log(**options)
+    before, after = state_of(log), state_of(reopened)
     assert after["bytes"] == before["bytes"]
     assert after["aborted"] == before["aborted"]
     assert after["epochs"] == before["epochs"]
-    found.advance_high_watermark(found.end_offset)
-    assert state_of(found) == before
+    reopened.advance_high_watermark(reopened.end_offset)
+    assert state_of(reopened) == before
 
 
 @pytest.mark.behaviour("B14")
@@ -140,13 +140,13 @@ def test_a_torn_tail_is_cut_at_every_byte(rig, tmp_path, caplog):
         (root / "t-0" / log_file(rig).name).write_bytes(whole[:size])
         caplog.clear()
         again = LogRig(root, rig.clock)
-        found = again.log()
-        assert values_of(found) == [b"first", b"second"]
-        assert (found.end_offset, log_file(again).stat().st_size) == (2, kept)
+        reopened = again.log()
+        assert values_of(reopened) == [b"first", b"second"]
+        assert (reopened.end_offset, log_file(again).stat().st_size) == (2, kept)
         if size > kept:
             assert f"{size - kept} of {size} bytes cut off at offset 2" in caplog.text
-        assert not found.append(batch(b"torn", b"too", producer=Producer(1, 0, 1))).duplicate
-        assert found.in_transaction(2, 0)
+        assert not reopened.append(batch(b"torn", b"too", producer=Producer(1, 0, 1))).duplicate
+        assert reopened.producers.is_open(2, 0)
         again.manager.delete("t", 0)
 
 
@@ -163,8 +163,8 @@ def test_a_damaged_batch_ends_the_log(rig, where, caplog):
     data = bytearray(log_file(rig).read_bytes())
     data[at] ^= 0x80
     log_file(rig).write_bytes(data)
-    found = rig.crash().log()
-    assert values_of(found) == [b"value 0", b"value 1"]
+    reopened = rig.crash().log()
+    assert values_of(reopened) == [b"value 0", b"value 1"]
     assert f"{3 * batch_bytes} of {5 * batch_bytes} bytes cut off at offset 2" in caplog.text
 
 
@@ -178,17 +178,17 @@ def test_damage_in_an_older_segment_ends_the_log_there(rig):
     data[-1] ^= 1
     path.write_bytes(data)
     again = rig.crash()
-    found = again.log(**SMALL)
-    assert bases[1] < found.end_offset <= bases[2]
-    assert [segment.base_offset for segment in found.segments] == bases[:2]
-    assert rows_of(found) == everything[: len(rows_of(found))]
-    assert max(snapshot_offsets(found.directory)) <= found.end_offset
-    # And it goes on from there.
-    again.append(found, b"next")
+    reopened = again.log(**SMALL)
+    assert bases[1] < reopened.end_offset <= bases[2]
+    assert [segment.base_offset for segment in reopened.segments] == bases[:2]
+    assert rows_of(reopened) == everything[: len(rows_of(reopened))]
+    assert max(snapshot_offsets(reopened.directory)) <= reopened.end_offset
+    # Appends continue from there.
+    again.append(reopened, b"next")
     assert values_of(again.crash().log(**SMALL))[-1] == b"next"
 
 
-def test_what_is_known_to_be_on_disk_is_not_read_again(rig):
+def test_segments_below_the_recovery_point_are_not_read_again(rig):
     log = rig.log(**SMALL)
     fill(rig, log)
     log.flush()
@@ -196,10 +196,10 @@ def test_what_is_known_to_be_on_disk_is_not_read_again(rig):
     asyncio.run(rig.manager.write_checkpoints())
     first = sorted((rig.root / "t-0").glob("*.log"))[0]
     data = bytearray(first.read_bytes())
-    data[-1] ^= 1  # nobody looks
+    data[-1] ^= 1  # not read by the recovery
     first.write_bytes(data)
-    found = rig.crash().log(**SMALL)
-    assert found.end_offset == log.end_offset
+    reopened = rig.crash().log(**SMALL)
+    assert reopened.end_offset == log.end_offset
 
 
 ACTIONS = st.lists(
@@ -213,7 +213,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ACTIONS, st.data())
-def test_a_crash_at_any_byte_leaves_a_prefix_and_what_follows_from_it(tmp_path_factory, actions, data):
+def test_a_crash_at_any_byte_leaves_a_prefix_and_its_state(tmp_path_factory, actions, data):
     root = tmp_path_factory.mktemp("crash")
     rig = LogRig(root / "logs")
     log = rig.log(**SMALL)
@@ -236,25 +236,25 @@ def test_a_crash_at_any_byte_leaves_a_prefix_and_what_follows_from_it(tmp_path_f
                 log.flush()
                 asyncio.run(rig.manager.write_checkpoints())
         states.append(state_of(log))
-    # The process dies; of the last segment, what is not known to be on disk may be lost from any byte on.
+    # The process dies; the last segment may be lost from any byte above the recovery point on.
     path = Path(log.segments[-1].file.path)
     lost_max = log.segments[-1].size_bytes if log.recovery_point <= log.segments[-1].base_offset else 0
     if path.exists():
         os.truncate(path, path.stat().st_size - data.draw(st.integers(0, lost_max)))
-    found = rig.crash().log(**SMALL)
-    got = state_of(found)
+    reopened = rig.crash().log(**SMALL)
+    got = state_of(reopened)
     expected = next(state for state in states if len(state["bytes"]) == len(got["bytes"]))
     assert got["bytes"] == expected["bytes"]
     assert got["aborted"] == expected["aborted"]
-    found.advance_high_watermark(found.end_offset)
+    reopened.advance_high_watermark(reopened.end_offset)
     reference = rig.manager.create("reference", 0, bytes(16), log.config)
     if got["bytes"]:
         reference.append(got["bytes"], origin=Origin.REPLICATION)
     reference.advance_high_watermark(reference.end_offset)
-    assert state_of(found) == state_of(reference)
+    assert state_of(reopened) == state_of(reference)
 
 
-def test_a_recovered_log_recovers_again(rig):
+def test_a_recovered_log_can_be_recovered_again(rig):
     log = rig.log(**SMALL)
     fill(rig, log)
     once = rig.crash()
@@ -268,7 +268,7 @@ def test_a_recovered_log_recovers_again(rig):
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".snapshot", "leader-epoch-checkpoint", "-checkpoint"])
 @pytest.mark.parametrize("damage", ["lost", "emptied", "garbage"])
-def test_what_can_be_made_anew_may_be_lost(rig, suffix, damage, clean):
+def test_lost_or_damaged_indexes_and_snapshots_are_rebuilt(rig, suffix, damage, clean):
     async def run():
         log = rig.log(**SMALL)
         fill(rig, log)
@@ -280,19 +280,19 @@ def test_what_can_be_made_anew_may_be_lost(rig, suffix, damage, clean):
                 path.unlink()
             else:
                 path.write_bytes(b"" if damage == "emptied" else b"\x01garbage!" * 3)
-        found = (LogRig(rig.root, rig.clock) if clean else rig.crash()).log(**SMALL)
-        found.advance_high_watermark(found.end_offset)
-        after = state_of(found)
-        if suffix == ".snapshot":  # read again from the start: the same, but for what only Kafka's five can say
+        reopened = (LogRig(rig.root, rig.clock) if clean else rig.crash()).log(**SMALL)
+        reopened.advance_high_watermark(reopened.end_offset)
+        after = state_of(reopened)
+        if suffix == ".snapshot":  # replayed from the start
             assert after["producers"] == before["producers"]
         assert after == before
-        assert read_all(found, bytes_max=100) == before["bytes"]
-        assert found.batch_for_time(rows_of(log)[-1].timestamp, 0)
+        assert read_all(reopened, bytes_max=100) == before["bytes"]
+        assert reopened.segments.batch_for_time(rows_of(log)[-1].timestamp, 0)
 
     asyncio.run(run())
 
 
-def test_an_index_of_another_segment_is_not_believed(rig):
+def test_an_index_of_another_segment_is_not_used(rig):
     async def run():
         log = rig.log(**SMALL)
         fill(rig, log)
@@ -300,8 +300,9 @@ def test_an_index_of_another_segment_is_not_believed(rig):
         await rig.manager.stop()
         indexes = sorted(rig.root.glob("t-0/*.index"))
         shutil.copyfile(indexes[1], indexes[0])
-        found = LogRig(rig.root, rig.clock).log(**SMALL)
-        assert b"".join(bytes(found.read(n, 1, end_offset=99, at_least_one=True).data) for n in _firsts(found)) == data
+        reopened = LogRig(rig.root, rig.clock).log(**SMALL)
+        parts = [reopened.read(n, 1, end_offset=99, at_least_one=True) for n in _firsts(reopened)]
+        assert b"".join(bytes(part.data) for part in parts) == data
 
     asyncio.run(run())
 
@@ -310,30 +311,30 @@ def _firsts(log) -> list[int]:
     return [each.header.base_offset for each in log.batches()]
 
 
-def test_left_overs_are_tidied_up(rig):
+def test_temporary_files_are_deleted(rig):
     log = rig.log()
     rig.append(log, b"a")
     folder = rig.root / "t-0"
     for name in ("00000000000000000000.log.cleaned", "00000000000000000003.log.deleted", "leader-epoch-checkpoint.tmp"):
         (folder / name).write_bytes(b"rubbish")
-    found = rig.crash().log()
-    assert values_of(found) == [b"a"]
-    assert not [path for path in found.directory.iterdir() if path.suffix in (".cleaned", ".deleted", ".tmp")]
+    reopened = rig.crash().log()
+    assert values_of(reopened) == [b"a"]
+    assert not [path for path in reopened.directory.iterdir() if path.suffix in (".cleaned", ".deleted", ".tmp")]
 
 
 # --- followers ---
 
 
 @pytest.mark.parametrize("at", [0, 1, 5, 17, 30, 46])
-def test_truncating_gives_the_log_that_never_had_more(rig, at):
+def test_a_truncated_log_equals_one_that_was_never_longer(rig, at):
     leader, short, long = rig.log("leader"), rig.log("short", **SMALL), rig.log("long", **SMALL)
     fill(rig, leader)
     replicate(leader, long, bytes_max=1)
     ends = [0, *(each.header.last_offset + 1 for each in leader.batches())]
     end = max(offset for offset in ends if offset <= at)
     while short.end_offset < end:
-        found = leader.read(short.end_offset, 1, end_offset=leader.end_offset, at_least_one=True)
-        short.append(found.data, origin=Origin.REPLICATION)
+        part = leader.read(short.end_offset, 1, end_offset=leader.end_offset, at_least_one=True)
+        short.append(part.data, origin=Origin.REPLICATION)
     long.truncate(at)
     for log in (long, short):
         log.advance_high_watermark(log.end_offset)
@@ -359,17 +360,17 @@ def test_a_truncated_log_may_be_recovered_at_once(rig):
     fill(rig, log)
     log.flush()
     log.truncate(10)
-    found = rig.crash().log(**SMALL)
-    found.advance_high_watermark(found.end_offset)
-    assert state_of(found) == state_of(log)
+    reopened = rig.crash().log(**SMALL)
+    reopened.advance_high_watermark(reopened.end_offset)
+    assert state_of(reopened) == state_of(log)
 
 
-def test_a_follower_can_begin_anew_further_on(rig):
+def test_a_follower_can_restart_at_a_higher_offset(rig):
     log = rig.log(**SMALL)
     fill(rig, log)
     log.truncate_fully(1000)
     assert (log.start_offset, log.end_offset, log.high_watermark, log.size_bytes) == (1000, 1000, 1000, 0)
-    assert log.open_producers() == []
+    assert log.producers.views() == []
     log.append(batch(b"x", offset=1000, leader_epoch=9), origin=Origin.REPLICATION)
-    found = rig.crash().log(**SMALL)
-    assert (found.start_offset, found.end_offset, values_of(found)) == (1000, 1001, [b"x"])
+    reopened = rig.crash().log(**SMALL)
+    assert (reopened.start_offset, reopened.end_offset, values_of(reopened)) == (1000, 1001, [b"x"])

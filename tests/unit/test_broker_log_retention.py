@@ -1,4 +1,4 @@
-"""What goes, and when: by age, by size, below the start offset; and what rolls a segment."""
+"""Retention by age, by size and below the start offset; rolling of segments; DeleteRecords; a full disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from headrace.broker.log import Log, Origin
-from headrace.broker.log.snapshots import snapshot_offsets
+from headrace.broker.log.producer_snapshots import snapshot_offsets
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import Producer
 from tests.support.fake_internal import START_MS
@@ -23,7 +23,7 @@ def rig(tmp_path):
 
 
 def fill(rig: LogRig, log: Log, count: int = 20, step_ms: int = 1000) -> int:
-    """A segment for each batch; the size of one."""
+    """Write one segment for each batch and return the size of a batch."""
     for n in range(count):
         size = rig.append(log, b"%02d" % n * 50, time_ms=START_MS + n * step_ms).size_bytes
         log.roll()
@@ -37,7 +37,7 @@ def clean(rig) -> None:
 # --- rolling ---
 
 
-def test_a_full_segment_is_followed_by_another(rig):
+def test_a_full_segment_is_rolled(rig):
     size = len(batch(b"v" * 100))
     log = rig.log(internal_segment_bytes=str(3 * size))
     for _ in range(7):
@@ -46,7 +46,7 @@ def test_a_full_segment_is_followed_by_another(rig):
     assert sorted(path.name for path in log.directory.glob("*.log")) == [f"{base:020d}.log" for base in (0, 3, 6)]
 
 
-def test_a_segment_is_closed_when_its_time_is_up(rig):
+def test_a_segment_is_rolled_after_segment_ms(rig):
     log = rig.log(segment_ms="1000")
     rig.append(log, b"a", time_ms=START_MS)
     rig.append(log, b"b", time_ms=START_MS + 1000)
@@ -54,7 +54,7 @@ def test_a_segment_is_closed_when_its_time_is_up(rig):
     assert [segment.base_offset for segment in log.segments] == [0, 2]
 
 
-def test_without_timestamps_our_clock_counts(rig):
+def test_segment_ms_uses_the_clock_for_records_without_timestamps(rig):
     log = rig.log(segment_ms="1000")
     rig.append(log, b"a", time_ms=-1)
     rig.clock.now_ms += 1001
@@ -62,7 +62,7 @@ def test_without_timestamps_our_clock_counts(rig):
     assert len(log.segments) == 2
 
 
-def test_a_full_index_closes_a_segment(rig):
+def test_a_full_index_rolls_the_segment(rig):
     log = rig.log(segment_index_bytes="36", index_interval_bytes="0")
     for _ in range(20):
         rig.append(log, b"v")
@@ -91,7 +91,7 @@ def test_an_empty_segment_is_not_rolled(rig):
 
 
 @pytest.mark.behaviour("B14")
-def test_segments_go_when_all_their_records_are_old(rig):
+def test_segments_with_old_records_only_are_deleted(rig):
     log = rig.log(retention_ms="10000")
     fill(rig, log)
     rig.clock.now_ms += 15_500  # records up to the sixth are older than ten seconds
@@ -103,18 +103,18 @@ def test_segments_go_when_all_their_records_are_old(rig):
     assert caught.value.code == Code.OFFSET_OUT_OF_RANGE
 
 
-def test_when_everything_is_old_everything_goes_but_the_offsets(rig):
+def test_offsets_continue_after_all_segments_are_deleted(rig):
     log = rig.log(retention_ms="10000")
     rig.append(log, b"a", b"b")
     rig.clock.now_ms += DAY_MS
     clean(rig)
     assert (log.start_offset, log.end_offset, log.size_bytes) == (2, 2, 0)
     assert rig.append(log, b"c").first_offset == 2
-    found = rig.crash().log()
-    assert (found.start_offset, found.end_offset) == (2, 3)
+    reopened = rig.crash().log()
+    assert (reopened.start_offset, reopened.end_offset) == (2, 3)
 
 
-def test_what_is_not_replicated_stays(rig):
+def test_segments_above_the_high_watermark_are_not_deleted(rig):
     log = rig.log(retention_ms="1000")
     for _ in range(4):
         log.append(batch(b"v"))
@@ -126,7 +126,7 @@ def test_what_is_not_replicated_stays(rig):
 
 
 @pytest.mark.behaviour("B14")
-def test_the_oldest_go_when_there_is_too_much(rig):
+def test_the_oldest_segments_beyond_retention_bytes_are_deleted(rig):
     log = rig.log()
     size = fill(rig, log, 10)
     log.reconfigure(rig.log("x", retention_bytes=str(4 * size + 1)).config)
@@ -136,7 +136,7 @@ def test_the_oldest_go_when_there_is_too_much(rig):
 
 
 @pytest.mark.parametrize("policy", ["compact", ""])
-def test_without_delete_age_and_size_do_not_count(rig, policy):
+def test_age_and_size_are_ignored_without_the_delete_policy(rig, policy):
     log = rig.log(cleanup_policy=policy, retention_ms="1", retention_bytes="1")
     for n in range(5):
         rig.append(log, (b"k%d" % n, b"v"))
@@ -154,7 +154,7 @@ def test_retention_of_minus_one_keeps_everything(rig):
     assert log.start_offset == 0
 
 
-def test_without_timestamps_the_time_of_the_file_counts(rig):
+def test_retention_uses_the_file_time_for_records_without_timestamps(rig):
     log = rig.log(retention_ms="1000")
     rig.append(log, b"a", time_ms=-1)
     log.roll()
@@ -165,7 +165,7 @@ def test_without_timestamps_the_time_of_the_file_counts(rig):
     assert log.start_offset == 1
 
 
-def test_files_stay_for_a_while_under_another_name(rig):
+def test_deleted_files_are_renamed_and_removed_after_the_delay(rig):
     async def run():
         log = rig.log(retention_ms="1000", file_delete_delay_ms="5000")
         fill(rig, log, 3, step_ms=0)
@@ -197,7 +197,7 @@ def test_records_below_an_offset_can_be_deleted(rig):
     assert log.delete_records(-1) == 5
 
 
-def test_only_what_is_replicated_can_be_deleted(rig):
+def test_records_above_the_high_watermark_cannot_be_deleted(rig):
     log = rig.log()
     rig.append(log, b"a", b"b")
     log.append(batch(b"c"))
@@ -208,13 +208,13 @@ def test_only_what_is_replicated_can_be_deleted(rig):
     assert log.delete_records(-1) == 2
 
 
-def test_a_start_in_the_middle_of_a_batch_survives_a_crash(rig):
+def test_a_start_offset_within_a_batch_survives_a_crash(rig):
     log = rig.log()
     rig.append(log, b"a", b"b", b"c")
     log.delete_records(2)
-    found = rig.crash().log()
-    assert (found.start_offset, found.end_offset) == (2, 3)
-    assert found.read(2, 1, end_offset=3, at_least_one=True).first_offset == 0
+    reopened = rig.crash().log()
+    assert (reopened.start_offset, reopened.end_offset) == (2, 3)
+    assert reopened.read(2, 1, end_offset=3, at_least_one=True).first_offset == 0
 
 
 def test_a_transaction_that_begins_below_the_start_keeps_readers_at_the_start(rig):
@@ -225,10 +225,10 @@ def test_a_transaction_that_begins_below_the_start_keeps_readers_at_the_start(ri
     assert log.last_stable_offset == 1
     rig.mark(log, 1, 0, committed=False)
     assert log.last_stable_offset == 3
-    assert log.aborted_transactions(1, 3) == [(1, 0)]
+    assert log.aborted.between(1, 3) == [(1, 0)]
 
 
-def test_deleting_does_not_forget_producers(rig):
+def test_deleting_records_keeps_the_producer_state(rig):
     log = rig.log()
     rig.append(log, b"a", producer=Producer(1, 0, 0))
     log.delete_records(1)
@@ -245,13 +245,13 @@ def test_deleting_does_not_forget_producers(rig):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Call it, and no small file can be written any more."""
+    """Return a function after which no small file can be written."""
 
     def refuse(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def fill_up():
-        for module in ("checkpoints", "segment", "snapshots"):
+        for module in ("checkpoints", "files", "producer_snapshots"):
             monkeypatch.setattr(f"headrace.broker.log.{module}.replace_file", refuse)
 
     return fill_up
@@ -267,7 +267,7 @@ def test_records_can_be_deleted_on_a_full_disk(rig, full_disk):
     assert len(values_of(log)) == 2
 
 
-def test_retention_frees_what_it_can_on_a_full_disk(rig, full_disk):
+def test_retention_frees_space_on_a_full_disk(rig, full_disk):
     logs = [rig.log("t", n, retention_bytes="0") for n in range(2)]
     for log in logs:
         fill(rig, log, 5)
@@ -275,4 +275,4 @@ def test_retention_frees_what_it_can_on_a_full_disk(rig, full_disk):
     full_disk()
     clean(rig)
     for log in logs:
-        assert values_of(log) == [b"last"], "there is no room for the segment that would follow the last one"
+        assert values_of(log) == [b"last"], "there is no space for the next segment"

@@ -11,7 +11,7 @@ import pytest
 from headrace.client.concurrency import OneShotEvent
 from headrace.errors import BufferExhaustedError, ClosedError, IllegalStateError, RecordTooLargeError, TimedOutError
 from headrace.producer.buffer_pool import OVERTAKES_MAX, BufferPool, Claim, Waiter
-from tests.support.fakes import FakeClock
+from tests.support.fake_network import FakeClock
 from tests.support.waiting import eventually
 
 BATCH, TOTAL = 1024, 4096

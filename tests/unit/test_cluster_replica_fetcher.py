@@ -18,7 +18,7 @@ from headrace.broker.replica_manager import ReplicaManager
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import Producer
 from tests.support.fake_internal import HandClock
-from tests.support.log_rig import LogRig, batch, let_go
+from tests.support.log_rig import LogRig, batch, let_go, producers_of
 
 TOPIC = "t"
 
@@ -109,7 +109,8 @@ def test_a_follower_has_the_same_bytes_and_producer_state(nodes):
     assert node2.catch_up(node1) == 0
     assert bytes_of(node2) == bytes_of(node1)
     assert (node2.log.high_watermark, node2.log.end_offset) == (20, 20)
-    assert node2.log.producers.facts() == node1.log.producers.facts()
+    assert producers_of(node2.log) == producers_of(node1.log)
+    assert node2.log.producers.unreplicated == node1.log.producers.unreplicated
     assert node2.log.epochs.rows == node1.log.epochs.rows
 
 
@@ -177,7 +178,8 @@ def test_check_7_producer_state_is_truncated_with_the_log(nodes):
     info = node2.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=1)
     assert (info.duplicate, info.first_offset) == (True, 9)
     node1.catch_up(node2)
-    assert node1.log.producers.facts() == node2.log.producers.facts()
+    assert producers_of(node1.log) == producers_of(node2.log)
+    assert node1.log.producers.unreplicated == node2.log.producers.unreplicated
     register(nodes, 1, 2)
     info = node1.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=2)
     assert (info.duplicate, info.first_offset) == (True, 9)
@@ -194,7 +196,7 @@ def test_open_transactions_and_the_last_stable_offset_are_replicated(nodes):
     node2.rig.mark(node2.log, 9, 0, committed=False)
     node1.catch_up(node2)
     assert node1.log.last_stable_offset == node2.log.last_stable_offset == node2.log.end_offset
-    assert [node1.producer_id for node1 in node1.log.aborted_transactions(0, 9)] == [9]
+    assert [node1.producer_id for node1 in node1.log.aborted.between(0, 9)] == [9]
 
 
 def test_a_follower_starts_at_the_leaders_start_offset(nodes):

@@ -12,7 +12,7 @@ from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.transactions import InitProducerIdResponse
 from headrace.wire.records import read_batches
-from tests.support.fakes import DISCONNECT, SILENCE, After
+from tests.support.fake_network import DISCONNECT, SILENCE, After
 from tests.support.rig import INIT_PRODUCER_ID, PRODUCE, PRODUCER_ID, Rig
 
 pytestmark = pytest.mark.both_kernels
@@ -24,7 +24,7 @@ LAST = 0x7FFFFFFF
 def headers(rig: Rig) -> list[Any]:
     """Of the batches as they were sent, one for each partition of each request."""
     found = []
-    for sent in rig.client.of(PRODUCE):
+    for sent in rig.cluster.of(PRODUCE):
         for topic in sent.message.topic_data:
             for partition in topic.partition_data:
                 found += [batch.header for batch in read_batches(bytes(partition.records))]
@@ -44,7 +44,7 @@ def ready_rig(**options: Any) -> Rig:
     rig = Rig(idempotent=True, **options)
     for partition in range(len(rig.leaders)):
         rig.run_until(rig.send(b"warm", partition).done)
-    rig.client.sent.clear()
+    rig.cluster.sent.clear()
     rig.log.batches.clear()
     return rig
 
@@ -60,7 +60,7 @@ def test_the_producer_id_is_requested_once_before_the_first_batch():
     futures = rig.send_batches(3)
     rig.run_until(all_done(futures))
     assert rig.keys_sent() == [INIT_PRODUCER_ID, PRODUCE, PRODUCE, PRODUCE]
-    request = rig.client.of(INIT_PRODUCER_ID)[0].message
+    request = rig.cluster.of(INIT_PRODUCER_ID)[0].message
     assert (request.transactional_id, request.producer_id) == (None, -1)
     assert [(h.producer_id, h.producer_epoch, h.base_sequence) for h in headers(rig)] == [
         (PRODUCER_ID, 0, n) for n in range(3)
@@ -73,7 +73,7 @@ def test_each_partition_counts_for_itself():
     futures = [*rig.send_batches(2, 0), *rig.send_batches(2, 1)]
     rig.run_until(all_done(futures))
     by_partition: dict[int, list[int]] = {0: [], 1: []}
-    for sent in rig.client.of(PRODUCE):
+    for sent in rig.cluster.of(PRODUCE):
         for partition in sent.message.topic_data[0].partition_data:
             (batch,) = read_batches(bytes(partition.records))
             by_partition[partition.partition_index].append(batch.header.base_sequence)
@@ -85,27 +85,27 @@ def test_each_partition_counts_for_itself():
 )
 def test_the_producer_id_is_requested_again(reply):
     rig = Rig(idempotent=True)
-    rig.client.script(INIT_PRODUCER_ID, reply)
+    rig.cluster.script(INIT_PRODUCER_ID, reply)
     rig.run_until(rig.send().done)
-    assert len(rig.client.of(INIT_PRODUCER_ID)) == 2
+    assert len(rig.cluster.of(INIT_PRODUCER_ID)) == 2
 
 
 @pytest.mark.parametrize("code", [31, 53])
 def test_an_unauthorized_id_fails_queued_records_and_is_requested_again(code):
     rig = Rig(idempotent=True)
-    rig.client.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=code))
+    rig.cluster.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=code))
     futures = [rig.send(b"a", 0), rig.send(b"b", 1)]
     rig.run_until(all_done(futures))
     assert [future.exception(0).code for future in futures] == [code, code]
     assert rig.state() is State.UNINITIALIZED
-    assert len(rig.client.of(INIT_PRODUCER_ID)) == 1
+    assert len(rig.cluster.of(INIT_PRODUCER_ID)) == 1
     assert rig.pool.available_bytes == rig.pool.total_bytes
     assert rig.error_of(rig.send(b"c")) is None
 
 
 def test_an_id_that_cannot_be_had_at_all_is_fatal():
     rig = Rig(idempotent=True)
-    rig.client.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=42))
+    rig.cluster.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=42))
     error = rig.error_of(rig.send())
     assert isinstance(error, FatalError)
     assert "INVALID_REQUEST" in str(error)
@@ -115,7 +115,7 @@ def test_an_id_that_cannot_be_had_at_all_is_fatal():
 
 def test_records_expire_while_there_is_no_id():
     rig = Rig(idempotent=True, delivery_timeout_ms=1000)
-    rig.client.always(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=14))
+    rig.cluster.always(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=14))
     assert isinstance(rig.error_of(rig.send()), TimedOutError)
 
 
@@ -125,7 +125,7 @@ def test_records_expire_while_there_is_no_id():
 @pytest.mark.behaviour("P45")
 def test_a_retry_has_the_same_numbers():
     rig = ready_rig()
-    rig.client.script(PRODUCE, DISCONNECT, rig.log.refuse(NOT_LEADER), DISCONNECT)
+    rig.cluster.script(PRODUCE, DISCONNECT, rig.log.refuse(NOT_LEADER), DISCONNECT)
     rig.run_until(rig.send().done)
     assert numbers(rig) == [(0, 1)] * 4
     assert rig.log.values() == [b"value"]
@@ -135,7 +135,7 @@ def test_a_retry_has_the_same_numbers():
 def test_a_batch_stored_before_a_disconnect_is_stored_once():
     rig = ready_rig()
     rig.run_until(rig.send(b"first").done)
-    rig.client.script(PRODUCE, rig.log.stored_but_lost)
+    rig.cluster.script(PRODUCE, rig.log.stored_but_lost)
     future = rig.send(b"second")
     rig.run_until(future.done)
     assert future.result(0).offset == 2
@@ -145,7 +145,7 @@ def test_a_batch_stored_before_a_disconnect_is_stored_once():
 @pytest.mark.behaviour("P46")
 def test_an_old_duplicate_is_a_success_without_an_offset():
     rig = ready_rig()
-    rig.client.script(PRODUCE, rig.log.refuse(46))
+    rig.cluster.script(PRODUCE, rig.log.refuse(46))
     future = rig.send()
     rig.run_until(future.done)
     assert future.result(0).offset is None
@@ -154,7 +154,7 @@ def test_an_old_duplicate_is_a_success_without_an_offset():
 @pytest.mark.behaviour("P33")
 def test_the_order_holds_when_the_first_of_five_fails():
     rig = ready_rig()
-    rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER))
+    rig.cluster.script(PRODUCE, rig.log.refuse(NOT_LEADER))
     futures = rig.send_batches(10)
     rig.run_until(all_done(futures))
     assert rig.log.values() == [b"%d" % n for n in range(10)]
@@ -166,7 +166,7 @@ def test_the_order_holds_when_the_first_of_five_fails():
 
 def test_a_batch_out_of_turn_that_comes_back_first_still_waits():
     rig = ready_rig(brokers=2)
-    rig.client.script(PRODUCE, After(50, rig.log.refuse(NOT_LEADER)))
+    rig.cluster.script(PRODUCE, After(50, rig.log.refuse(NOT_LEADER)))
     futures = rig.send_batches(3)
     rig.run_until(all_done(futures))
     assert rig.log.values() == [b"0", b"1", b"2"]
@@ -196,8 +196,8 @@ def test_numbers_wrap():
     sequences.next, sequences.last_acked_sequence = LAST - 1, LAST - 2
     rig.log._writers["t", 0, PRODUCER_ID].last_sequence = LAST - 2
     rig.log._writers["t", 0, PRODUCER_ID].batches.clear()
-    rig.client.sent.clear()
-    rig.client.script(PRODUCE, rig.log.produce, rig.log.refuse(NOT_LEADER))  # the one at the wrap is tried again
+    rig.cluster.sent.clear()
+    rig.cluster.script(PRODUCE, rig.log.produce, rig.log.refuse(NOT_LEADER))  # the one at the wrap is tried again
     futures = rig.send_batches(6)
     rig.run_until(all_done(futures))
     assert [h.base_sequence for h in headers(rig)][:5] == [LAST - 1, LAST, 0, 1, 2]
@@ -212,7 +212,7 @@ def test_numbers_wrap():
 def test_those_behind_a_refused_batch_get_a_new_epoch_and_go_on():
     rig = ready_rig()
     rig.run_until(rig.send(b"before").done)
-    rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
+    rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     futures = rig.send_batches(4)
     rig.run_until(all_done(futures))
     assert isinstance(futures[0].exception(0), BrokerError)
@@ -223,7 +223,7 @@ def test_those_behind_a_refused_batch_get_a_new_epoch_and_go_on():
 
 def test_other_partitions_are_not_disturbed_by_a_new_epoch():
     rig = ready_rig(partitions=2, brokers=2)
-    rig.client.script(PRODUCE, After(200, rig.log.produce), rig.log.refuse(INVALID_RECORD))
+    rig.cluster.script(PRODUCE, After(200, rig.log.produce), rig.log.refuse(INVALID_RECORD))
     slow = rig.send(b"slow", 1)
     rig.turn()
     bad = rig.send(b"bad", 0)
@@ -242,7 +242,7 @@ def test_other_partitions_are_not_disturbed_by_a_new_epoch():
 def test_a_broker_that_lost_its_state_gets_a_new_epoch():
     rig = ready_rig()
     rig.run_until(rig.send(b"a").done)
-    rig.client.script(PRODUCE, rig.log.refuse(UNKNOWN_PRODUCER, log_start_offset=1))
+    rig.cluster.script(PRODUCE, rig.log.refuse(UNKNOWN_PRODUCER, log_start_offset=1))
     futures = rig.send_batches(3)
     rig.run_until(all_done(futures))
     assert [future.exception(0) for future in futures] == [None] * 3
@@ -254,14 +254,14 @@ def test_used_up_epochs_need_a_new_id():
     rig = ready_rig()
     rig.manager.producer = ProducerIdAndEpoch(PRODUCER_ID, 0x7FFF)
     rig.run_until(rig.send(b"a").done)
-    rig.client.sent.clear()
-    rig.client.always(INIT_PRODUCER_ID, InitProducerIdResponse(producer_id=5000, producer_epoch=0))
-    rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
+    rig.cluster.sent.clear()
+    rig.cluster.always(INIT_PRODUCER_ID, InitProducerIdResponse(producer_id=5000, producer_epoch=0))
+    rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     futures = rig.send_batches(4)
     rig.run_until(all_done(futures))
     assert [future.exception(0) is None for future in futures] == [False, True, True, True]
-    assert len(rig.client.of(INIT_PRODUCER_ID)) == 1
-    assert rig.client.of(INIT_PRODUCER_ID)[0].message.producer_id == -1
+    assert len(rig.cluster.of(INIT_PRODUCER_ID)) == 1
+    assert rig.cluster.of(INIT_PRODUCER_ID)[0].message.producer_id == -1
     assert rig.manager.producer == ProducerIdAndEpoch(5000, 0)
     assert rig.log.values() == [b"a", b"1", b"2", b"3"]
     assert [(h.producer_id, h.base_sequence) for h in headers(rig)][-1] == (5000, 2)
@@ -273,11 +273,11 @@ def test_used_up_epochs_need_a_new_id():
 @pytest.mark.behaviour("T10")
 def test_nothing_new_goes_out_while_the_fate_of_an_expired_batch_is_not_known():
     rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
-    rig.client.script(PRODUCE, After(3000, rig.log.produce))
+    rig.cluster.script(PRODUCE, After(3000, rig.log.produce))
     lost = rig.send(b"lost")
     rig.run_until(lost.done)
     assert isinstance(lost.exception(0), TimedOutError)
-    rig.client.sent.clear()
+    rig.cluster.sent.clear()
     following = rig.send(b"following")
     rig.run_until(following.done)
     # It was given up as the only one in flight: there is a gap, so a new epoch, in which it does not matter any more.
@@ -290,7 +290,7 @@ def test_nothing_new_goes_out_while_the_fate_of_an_expired_batch_is_not_known():
 @pytest.mark.behaviour("T10")
 def test_nothing_new_goes_out_while_a_batch_behind_an_expired_one_is_in_flight():
     rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
-    rig.client.always(PRODUCE, After(10_000, rig.log.produce))
+    rig.cluster.always(PRODUCE, After(10_000, rig.log.produce))
     expired = rig.send(b"expired")
     rig.turn(3)
     rig.clock.advance(600)
@@ -307,18 +307,18 @@ def test_nothing_new_goes_out_while_a_batch_behind_an_expired_one_is_in_flight()
 
 
 def test_a_stored_batch_behind_an_expired_one_resolves_the_partition():
-    rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
-    rig.client.script(PRODUCE, rig.log.stored_but_lost)
+    rig = ready_rig(delivery_timeout_ms=5000, request_timeout_ms=30_000)
+    rig.cluster.script(PRODUCE, rig.log.stored_but_lost)
     first = rig.send(b"first")
-    rig.clock.advance(500)
+    rig.clock.advance(4000)
     rig.accumulator.close_open_batches()
     second = rig.send(b"second")
     rig.turn(1)
-    rig.client.nodes[0].is_down = True  # nobody is there to ask until the first has expired
+    rig.stop_broker(0)  # until the first has expired
     rig.run_until(first.done)
     assert isinstance(first.exception(0), TimedOutError)
     third = rig.send(b"third")
-    rig.client.nodes[0].is_down = False
+    rig.cluster.start(0)
     rig.run_until(lambda: second.done() and third.done())
     assert (second.exception(0), third.exception(0)) == (None, None)
     assert rig.log.values() == [b"first", b"second", b"third"]
@@ -326,17 +326,17 @@ def test_a_stored_batch_behind_an_expired_one_resolves_the_partition():
 
 
 def test_a_batch_behind_an_expired_one_that_was_not_stored_gets_a_new_epoch():
-    rig = ready_rig(delivery_timeout_ms=1000, request_timeout_ms=30_000)
+    rig = ready_rig(delivery_timeout_ms=5000, request_timeout_ms=30_000)
     rig.run_until(rig.send(b"zero").done)
-    rig.client.script(PRODUCE, DISCONNECT)
+    rig.cluster.script(PRODUCE, DISCONNECT)
     first = rig.send(b"first")
-    rig.clock.advance(500)
+    rig.clock.advance(4000)
     rig.accumulator.close_open_batches()
     second = rig.send(b"second")
     rig.turn(1)
-    rig.client.nodes[0].is_down = True
+    rig.stop_broker(0)
     rig.run_until(first.done)
-    rig.client.nodes[0].is_down = False
+    rig.cluster.start(0)
     rig.run_until(second.done)
     assert second.exception(0) is None
     assert rig.log.values() == [b"zero", b"second"]
@@ -354,7 +354,7 @@ def faults(rig: Rig, chance: random.Random) -> Any:
         if kind == 0:
             return DISCONNECT
         if kind == 1:
-            on_the_way = [s for s in rig.client.nodes[sent.node_id].in_flight if s.api_key == PRODUCE]
+            on_the_way = [s for s in rig.cluster.in_flight(sent.node_id) if s.api_key == PRODUCE]
             for request in on_the_way[: chance.randrange(1, len(on_the_way) + 1)]:
                 rig.log.produce(request)  # stored, but the answers are lost
             return DISCONNECT
@@ -370,7 +370,7 @@ def test_each_record_once_and_in_order_through_any_trouble(seed):
     chance = random.Random(seed)
     rig = Rig(idempotent=True, partitions=3, brokers=2, batch_bytes=256)
     rig.log.batch_bytes_max = 200 if seed % 2 else 1 << 30
-    rig.client.always(PRODUCE, faults(rig, chance))
+    rig.cluster.always(PRODUCE, faults(rig, chance))
     futures = []
     for n in range(150):
         futures.append(rig.send(b"%d" % n + b"." * chance.randrange(40), chance.randrange(3)))
@@ -406,14 +406,14 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
 
     futures: list[tuple[int, Any]] = []
     for n in range(120):
-        rig.client.script(PRODUCE, reply())
+        rig.cluster.script(PRODUCE, reply())
         futures.append((n, rig.send(b"%d" % n, chance.randrange(2))))
         if chance.random() < 0.4:
             rig.accumulator.close_open_batches()
             rig.turn()
         if chance.random() < 0.1:
             rig.clock.advance(chance.randrange(900))
-    rig.client.always(PRODUCE, answer)
+    rig.cluster.always(PRODUCE, answer)
     rig.run_until(all_done([future for _, future in futures]), turns_max=20_000)
     stored = [[int(v) for v in rig.log.values(partition) if v is not None] for partition in range(2)]
     for values in stored:
@@ -425,8 +425,8 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
         if future.exception(0) is None:
             assert n in everything
     # And it goes on.
-    rig.client.always(PRODUCE, rig.log.produce)
-    rig.client._scripts.clear()
+    rig.cluster.always(PRODUCE, rig.log.produce)
+    rig.cluster.clear_scripts()
     rig.run_until(lambda: not rig.accumulator.has_incomplete(), turns_max=20_000)
     assert rig.error_of(rig.send(b"900", 0)) is None
     assert rig.error_of(rig.send(b"901", 1)) is None
@@ -436,7 +436,7 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
 def test_the_first_batch_of_a_partition_goes_alone():
     """A broker that has never heard of a producer takes any number: the second must not come before the first."""
     rig = Rig(idempotent=True)
-    rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER))
+    rig.cluster.script(PRODUCE, rig.log.refuse(NOT_LEADER))
     futures = rig.send_batches(4)
     rig.run_until(all_done(futures))
     assert rig.log.values() == [b"0", b"1", b"2", b"3"]
@@ -447,11 +447,11 @@ def test_a_refusal_after_an_attempt_that_may_have_been_stored_doubles_nothing():
     rig = ready_rig()
 
     def crash(sent: Any) -> Any:
-        for request in rig.client.nodes[0].in_flight:
+        for request in rig.cluster.in_flight(0):
             rig.log.produce(request)
         return DISCONNECT
 
-    rig.client.script(PRODUCE, crash, SILENCE, rig.log.refuse(29))
+    rig.cluster.script(PRODUCE, crash, SILENCE, rig.log.refuse(29))
     first, second = rig.send_batches(2)
     rig.run_until(lambda: first.done() and second.done())
     assert first.exception(0).code == 29
@@ -462,12 +462,12 @@ def test_a_refusal_after_an_attempt_that_may_have_been_stored_doubles_nothing():
 def test_a_batch_that_the_broker_had_long_ago_is_a_success():
     """Stored, its answer lost, and more than five behind it acknowledged before it could be asked for again."""
     rig = ready_rig()
-    rig.client.script(PRODUCE, rig.log.stored_but_lost)
+    rig.cluster.script(PRODUCE, rig.log.stored_but_lost)
     first = rig.send(b"first")
     rig.turn()
     for n in range(6):
         rig.run_until(lambda: rig.accumulator.has_undrained() and not rig.client.total_in_flight())
-        rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER))  # for the first, again and again
+        rig.cluster.script(PRODUCE, rig.log.refuse(NOT_LEADER))  # for the first, again and again
         rig.accumulator.close_open_batches()
         behind = rig.send(b"%d" % n)
         rig.run_until(behind.done)

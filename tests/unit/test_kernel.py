@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,10 +22,9 @@ from headrace.wire import columns
 
 pytestmark = pytest.mark.both_kernels
 
-try:
-    from headrace.wire import _kernel as compiled  # type: ignore[attr-defined]
-except ImportError:
-    compiled = None
+compiled: Any = None
+with contextlib.suppress(ImportError):
+    compiled = importlib.import_module("headrace.wire._kernel")
 
 both = pytest.mark.skipif(compiled is None, reason="the kernel is not compiled here")
 

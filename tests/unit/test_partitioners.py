@@ -25,7 +25,7 @@ from headrace.producer.partitioners import (
 )
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.queues import TopicQueues
-from tests.support.fakes import FakeClock
+from tests.support.fake_network import FakeClock
 
 pytestmark = pytest.mark.both_kernels
 
@@ -223,8 +223,7 @@ def test_queue_sizes_are_ignored_unless_adaptive():
     topic, cluster, batch = TopicQueues("t", 2, make_appender), cast("Any", FakeCluster(2)), cast("Any", object())
     topic.queues[1].batches.extend([batch] * 99)
     for adaptive, expected in ((True, range(385, 401)), (False, range(150, 251))):
-        sticky = AdaptiveSticky(FakeClock(), adaptive=adaptive)
-        sticky._random.seed(1)
+        sticky = AdaptiveSticky(FakeClock(), adaptive=adaptive, random=random.Random(1))
         chosen: Counter[int] = Counter()
         for _ in range(400):
             sticky.move_on(topic, cluster)

@@ -52,6 +52,7 @@ NAMES = {
     "Producer",
     "ProducerFencedError",
     "ProducerInterceptor",
+    "ProducerOptions",
     "ProducerRecord",
     "RecordFuture",
     "RecordMetadata",

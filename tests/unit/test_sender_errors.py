@@ -26,20 +26,20 @@ def header_of(sent: Any) -> Any:
 
 def refreshes(rig: Rig) -> bool:
     """Has metadata been asked for, or will it be as soon as it may?"""
-    return bool(rig.client.of(METADATA)) or rig.metadata.time_to_update_ms(rig.clock.now_ms) < 10_000
+    return bool(rig.cluster.of(METADATA)) or rig.metadata.time_to_update_ms(rig.clock.now_ms) < 10_000
 
 
 def outcome(rig: Rig, code: int) -> str:
     """What becomes of a record whose first attempt is answered with the code."""
-    rig.client.script(PRODUCE, rig.log.refuse(code, log_start_offset=0))
+    rig.cluster.script(PRODUCE, rig.log.refuse(code, log_start_offset=0))
     future = rig.send(b"record")
-    attempts_before = len(rig.client.of(PRODUCE))
-    rig.run_until(lambda: future.done() or len(rig.client.of(PRODUCE)) > attempts_before + 1)
+    attempts_before = len(rig.cluster.of(PRODUCE))
+    rig.run_until(lambda: future.done() or len(rig.cluster.of(PRODUCE)) > attempts_before + 1)
     if future.done() and future.exception(0) is not None:
         assert isinstance(future.exception(0), BrokerError)
         assert future.exception(0).code == code
         return "failed"
-    if future.done() and len(rig.client.of(PRODUCE)) == attempts_before + 1:
+    if future.done() and len(rig.cluster.of(PRODUCE)) == attempts_before + 1:
         assert future.result(0).offset is None
         return "taken for stored"
     rig.run_until(future.done)
@@ -61,7 +61,7 @@ def test_a_plain_producer(code):
 def test_an_idempotent_producer(code):
     rig = Rig(idempotent=True)
     rig.run_until(rig.send(b"first").done)
-    rig.client.sent.clear()
+    rig.cluster.sent.clear()
     happened = outcome(rig, code)
     assert refreshes(rig) == (code in REFRESHED)
     if code in FATAL:
@@ -72,7 +72,7 @@ def test_an_idempotent_producer(code):
     assert rig.state() is State.READY
     if code in RETRIED:
         assert happened == "retried"
-        assert [header_of(s).base_sequence for s in rig.client.of(PRODUCE)] == [1, 1]
+        assert [header_of(s).base_sequence for s in rig.cluster.of(PRODUCE)] == [1, 1]
         epoch, sequence = 0, 2
     elif code == DUPLICATE:
         assert happened == "taken for stored"
@@ -80,7 +80,7 @@ def test_an_idempotent_producer(code):
     elif code in (OUT_OF_ORDER, UNKNOWN_PRODUCER):
         # KIP-360: a new epoch, numbers from 0, and the same batch again.
         assert happened == "retried"
-        assert [(header_of(s).producer_epoch, header_of(s).base_sequence) for s in rig.client.of(PRODUCE)] == [
+        assert [(header_of(s).producer_epoch, header_of(s).base_sequence) for s in rig.cluster.of(PRODUCE)] == [
             (0, 1),
             (1, 0),
         ]
@@ -90,11 +90,11 @@ def test_an_idempotent_producer(code):
         assert happened == "failed"
         epoch, sequence = 1, 0
     rig.run_until(rig.send(b"next").done)
-    last = header_of(rig.client.of(PRODUCE)[-1])
+    last = header_of(rig.cluster.of(PRODUCE)[-1])
     assert (last.producer_epoch, last.base_sequence) == (epoch, sequence)
     values = [b"first", *([b"record"] if happened == "retried" else []), b"next"]
     assert rig.log.values() == values
-    assert not rig.client.of(INIT_PRODUCER_ID)
+    assert not rig.cluster.of(INIT_PRODUCER_ID)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -122,7 +122,7 @@ def test_a_transactional_producer(code):
     assert ERROR_CODES[code].name in str(caught.value)
     with pytest.raises(AbortableError):
         rig.commit()
-    rig.client.sent.clear()
+    rig.cluster.sent.clear()
     rig.abort()
     # KIP-360: a new epoch after the abort.
     assert rig.keys_sent() == [END_TXN, INIT_PRODUCER_ID]
@@ -130,7 +130,7 @@ def test_a_transactional_producer(code):
     rig.manager.begin_transaction()
     rig.send(b"again")
     rig.commit()
-    last = header_of(rig.client.of(PRODUCE)[-1])
+    last = header_of(rig.cluster.of(PRODUCE)[-1])
     assert (last.producer_epoch, last.base_sequence, last.is_transactional) == (1, 0, True)
     assert rig.keys_sent()[-3:] == [ADD_PARTITIONS, PRODUCE, END_TXN]
 
@@ -138,12 +138,12 @@ def test_a_transactional_producer(code):
 def test_an_unknown_error_code_is_not_retried():
     rig = Rig()
     error_code = 9999
-    rig.client.script(PRODUCE, rig.log.refuse(error_code))
+    rig.cluster.script(PRODUCE, rig.log.refuse(error_code))
     error = rig.error_of(rig.send())
     assert (error.code, str(error)[:10]) == (error_code, "ERROR_9999")
 
 
 def test_the_error_names_partition_and_message():
     rig = Rig()
-    rig.client.script(PRODUCE, rig.log.refuse(87, message="no key in a compacted topic"))
+    rig.cluster.script(PRODUCE, rig.log.refuse(87, message="no key in a compacted topic"))
     assert str(rig.error_of(rig.send(b"v", 1))) == "INVALID_RECORD (87): t-1: no key in a compacted topic"

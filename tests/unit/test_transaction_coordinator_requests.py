@@ -348,7 +348,7 @@ def test_producers_of_a_partition_are_described() -> None:
         if (topic, index) != ("t", 0):
             raise BrokerError("there is no such partition", code=Code.UNKNOWN_TOPIC_OR_PARTITION)
         view = ProducerView(7, 3, 11, 1_000, 2, 40)
-        return SimpleNamespace(log=SimpleNamespace(open_producers=lambda: [view]))
+        return SimpleNamespace(log=SimpleNamespace(producers=SimpleNamespace(views=lambda: [view])))
 
     async def main() -> None:
         desk = Desk()

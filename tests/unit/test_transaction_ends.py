@@ -20,7 +20,7 @@ from headrace.producer.records import PreparedRecord
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
 from headrace.wire.api.transactions import AddOffsetsToTxnResponse, EndTxnResponse
-from tests.support.fakes import DISCONNECT, SILENCE, After
+from tests.support.fake_network import DISCONNECT, SILENCE, After
 from tests.support.rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -54,18 +54,18 @@ def test_commit_sends_all_first():
     rig.commit()
     assert all(f.done() for f in futures)
     assert rig.keys_sent()[-1] == END_TXN
-    end = rig.client.of(END_TXN)[0]
+    end = rig.cluster.of(END_TXN)[0]
     assert (end.message.committed, end.version) == (True, 4)
     assert rig.state() is State.READY
 
 
 def test_commit_waits_for_retries_without_a_busy_loop():
     rig = rig_in_transaction()
-    rig.client.script(PRODUCE, After(5000, rig.log.refuse(NOT_LEADER)))
+    rig.cluster.script(PRODUCE, After(5000, rig.log.refuse(NOT_LEADER)))
     rig.send()
-    before = len(rig.client.polls)
+    before = len(rig.selector.polls)
     rig.commit()
-    assert len(rig.client.polls) - before < 20
+    assert len(rig.selector.polls) - before < 20
     assert rig.log.values() == [b"value"]
     assert rig.keys_sent()[-2:] == [PRODUCE, END_TXN]
 
@@ -98,7 +98,7 @@ def test_an_empty_transaction_is_not_sent_to_the_coordinator():
 @pytest.mark.behaviour("T08")
 def test_commit_raises_the_first_error_and_abort_goes_on():
     rig = rig_in_transaction()
-    rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
+    rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     rig.send(b"a", 0)
     rig.send(b"b", 1)
     rig.run_until(lambda: rig.manager.has_error)
@@ -108,28 +108,28 @@ def test_commit_raises_the_first_error_and_abort_goes_on():
     assert "INVALID_RECORD" in str(caught.value)
     assert rig.keys_sent().count(END_TXN) == 0
     rig.abort()
-    assert [sent.message.committed for sent in rig.client.of(END_TXN)] == [False]
+    assert [sent.message.committed for sent in rig.cluster.of(END_TXN)] == [False]
     assert rig.state() is State.READY
 
 
 def test_a_queued_commit_that_fails_is_not_sent_after_the_abort():
     """The queued EndTxn of the commit must never leave: it would commit half a transaction."""
     rig = rig_in_transaction()
-    rig.client.script(PRODUCE, After(100, rig.log.refuse(INVALID_RECORD)))
+    rig.cluster.script(PRODUCE, After(100, rig.log.refuse(INVALID_RECORD)))
     rig.send()
     commit = rig.manager.begin_commit()
     rig.run_until(lambda: commit.is_done)
     with pytest.raises(AbortableError):
         commit.wait(0)
     rig.abort()
-    assert [sent.message.committed for sent in rig.client.of(END_TXN)] == [False]
+    assert [sent.message.committed for sent in rig.cluster.of(END_TXN)] == [False]
 
 
 def test_an_error_of_any_batch_drops_the_rest_at_once():
     rig = rig_with_coordinator_apart()
     rig.run_until(rig.send(b"zero", 0).done)
-    rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
-    rig.client.script(ADD_PARTITIONS, SILENCE)
+    rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
+    rig.cluster.script(ADD_PARTITIONS, SILENCE)
     bad = rig.send(b"bad", 0)
     unsent = rig.send(b"unsent", 1)
     rig.run_until(bad.done)
@@ -142,7 +142,7 @@ def test_an_error_of_any_batch_drops_the_rest_at_once():
 @pytest.mark.behaviour("T08")
 def test_abort_drops_what_was_not_sent():
     rig = rig_in_transaction()
-    rig.client.always(ADD_PARTITIONS, After(50, partitions_added))
+    rig.cluster.always(ADD_PARTITIONS, After(50, partitions_added))
     future = rig.send()
     rig.turn(2)
     rig.abort()
@@ -154,10 +154,10 @@ def test_abort_drops_what_was_not_sent():
 
 def test_abort_waits_for_the_results_of_sent_batches():
     rig = rig_in_transaction()
-    rig.client.script(PRODUCE, rig.log.refuse(NOT_LEADER))
+    rig.cluster.script(PRODUCE, rig.log.refuse(NOT_LEADER))
     sent = rig.send()
     rig.turn(2)
-    assert rig.client.of(PRODUCE)
+    assert rig.cluster.of(PRODUCE)
     rig.abort()
     assert sent.exception(0) is None
     assert rig.keys_sent()[-3:] == [PRODUCE, PRODUCE, END_TXN]
@@ -167,7 +167,7 @@ def test_abort_waits_for_the_results_of_sent_batches():
 def test_a_call_that_timed_out_is_joined_by_the_next(operation):
     rig = rig_in_transaction()
     rig.run_until(rig.send().done)
-    rig.client.script(END_TXN, After(500, EndTxnResponse()))
+    rig.cluster.script(END_TXN, After(500, EndTxnResponse()))
     begin = getattr(rig.manager, f"begin_{operation}")
     first = begin()
     rig.turn(3)
@@ -178,7 +178,7 @@ def test_a_call_that_timed_out_is_joined_by_the_next(operation):
             getattr(rig.manager, call)()
     assert begin() is first
     rig.finish(first)
-    assert len(rig.client.of(END_TXN)) == 1
+    assert len(rig.cluster.of(END_TXN)) == 1
     rig.manager.begin_transaction()
 
 
@@ -196,7 +196,7 @@ def test_the_result_of_a_timed_out_call_must_be_fetched_first():
 
 def test_init_that_timed_out_is_joined_by_the_next():
     rig = new_rig()
-    rig.client.script(FIND_COORDINATOR, SILENCE)
+    rig.cluster.script(FIND_COORDINATOR, SILENCE)
     first = rig.manager.begin_init()
     rig.turn(2)
     with pytest.raises(TimedOutError):
@@ -207,7 +207,7 @@ def test_init_that_timed_out_is_joined_by_the_next():
 
 def test_offsets_that_timed_out_do_not_keep_from_aborting():
     rig = rig_in_transaction()
-    rig.client.script(ADD_OFFSETS, After(500, DISCONNECT))
+    rig.cluster.script(ADD_OFFSETS, After(500, DISCONNECT))
     result = rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
     rig.turn(2)
     with pytest.raises(TimedOutError):
@@ -244,26 +244,25 @@ def test_a_record_that_comes_too_late_for_its_transaction_is_refused():
 
 def test_an_epoch_is_bumped_after_the_abort_and_numbers_start_again():
     rig = rig_in_transaction()
-    rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
+    rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     rig.error_of(rig.send())
     rig.abort()
     assert rig.keys_sent()[-2:] == [END_TXN, INIT_PRODUCER_ID]
-    bump = rig.client.of(INIT_PRODUCER_ID)[0]
+    bump = rig.cluster.of(INIT_PRODUCER_ID)[0]
     assert (bump.message.producer_id, bump.message.producer_epoch) == (PRODUCER_ID, 0)
     assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, 1)
 
 
 def test_an_old_coordinator_cannot_bump_and_numbers_go_on():
-    rig = new_rig()
-    rig.client.versions[INIT_PRODUCER_ID] = (0, 2)
+    rig = new_rig(versions={INIT_PRODUCER_ID: (0, 2)})
     rig.init()
     rig.send(b"a")
     rig.commit()
     rig.manager.begin_transaction()
-    rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
+    rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     rig.error_of(rig.send(b"b"))
     rig.abort()
-    assert not rig.client.of(INIT_PRODUCER_ID)
+    assert not rig.cluster.of(INIT_PRODUCER_ID)
     rig.manager.begin_transaction()
     rig.send(b"c")
     rig.commit()
@@ -271,7 +270,7 @@ def test_an_old_coordinator_cannot_bump_and_numbers_go_on():
 
 
 def expire_on_the_wire(rig: Rig) -> Any:
-    rig.client.script(PRODUCE, SILENCE)
+    rig.cluster.script(PRODUCE, SILENCE)
     lost = rig.send(b"lost")
     rig.run_until(lost.done)
     assert isinstance(lost.exception(0), TimedOutError)
@@ -294,8 +293,7 @@ def test_unresolved_numbers_lead_to_an_abort_and_a_new_epoch():
 
 @pytest.mark.behaviour("T10")
 def test_unresolved_numbers_are_fatal_where_there_is_no_new_epoch():
-    rig = new_rig(delivery_timeout_ms=1000, request_timeout_ms=3000)
-    rig.client.versions[INIT_PRODUCER_ID] = (0, 2)
+    rig = new_rig(delivery_timeout_ms=1000, request_timeout_ms=3000, versions={INIT_PRODUCER_ID: (0, 2)})
     rig.init()
     expire_on_the_wire(rig)
     rig.turn()
@@ -307,7 +305,7 @@ def test_unresolved_numbers_are_fatal_where_there_is_no_new_epoch():
 def test_numbers_that_are_lost_while_aborting_are_mended_by_a_new_epoch():
     rig = rig_in_transaction(delivery_timeout_ms=1000, request_timeout_ms=3000)
     rig.run_until(rig.send(b"first").done)
-    rig.client.script(PRODUCE, SILENCE)
+    rig.cluster.script(PRODUCE, SILENCE)
     lost = rig.send(b"lost")
     rig.turn(2)
     rig.abort()
@@ -324,7 +322,7 @@ def test_the_transaction_is_not_ended_while_a_batch_is_on_the_wire():
     expire_on_the_wire(rig)
     result = rig.manager.begin_abort()
     rig.turn(5)
-    assert not rig.client.of(END_TXN)  # a late batch must not come after the end of its transaction
+    assert not rig.cluster.of(END_TXN)  # a late batch must not come after the end of its transaction
     rig.finish(result)
 
 
@@ -338,7 +336,7 @@ def test_closing_aborts_an_open_transaction():
     rig.sender.initiate_close()
     rig.start().join(SECONDS_MAX)
     assert future.exception(0) is None
-    assert [sent.message.committed for sent in rig.client.of(END_TXN)] == [False]
+    assert [sent.message.committed for sent in rig.cluster.of(END_TXN)] == [False]
 
 
 def test_closing_lets_a_commit_end():
@@ -348,18 +346,18 @@ def test_closing_lets_a_commit_end():
     rig.sender.initiate_close()
     rig.start().join(SECONDS_MAX)
     result.wait(0)
-    assert [sent.message.committed for sent in rig.client.of(END_TXN)] == [True]
+    assert [sent.message.committed for sent in rig.cluster.of(END_TXN)] == [True]
 
 
 def test_closing_aborts_regardless_of_a_pending_operation():
     rig = rig_in_transaction()
-    rig.client.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
+    rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     rig.send()
     commit = rig.manager.begin_commit()  # it fails, and nobody asks for the outcome
     rig.sender.initiate_close()
     rig.start().join(SECONDS_MAX)
     assert commit.is_done
-    assert [sent.message.committed for sent in rig.client.of(END_TXN)] == [False]
+    assert [sent.message.committed for sent in rig.cluster.of(END_TXN)] == [False]
 
 
 def test_closing_after_a_fatal_error_ends():
@@ -374,7 +372,7 @@ def test_closing_after_a_fatal_error_ends():
 
 def test_force_close_fails_all_waits():
     rig = rig_in_transaction()
-    rig.client.always(PRODUCE, SILENCE)
+    rig.cluster.always(PRODUCE, SILENCE)
     future = rig.send()
     rig.turn(3)
     commit = rig.manager.begin_commit()
@@ -397,7 +395,7 @@ def test_force_close_fails_all_waits():
 
 def test_force_close_fails_the_wait_for_a_request_in_flight():
     rig = rig_in_transaction()
-    rig.client.script(ADD_OFFSETS, SILENCE)
+    rig.cluster.script(ADD_OFFSETS, SILENCE)
     result = rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
     rig.turn(2)
     rig.sender.force_close()
@@ -409,7 +407,7 @@ def test_force_close_fails_the_wait_for_a_request_in_flight():
 @pytest.mark.parametrize("reply", [AddOffsetsToTxnResponse(), AddOffsetsToTxnResponse(error_code=14), DISCONNECT])
 def test_a_fatal_error_fails_the_wait_for_a_request_in_flight(reply):
     rig = rig_in_transaction()
-    rig.client.script(ADD_OFFSETS, After(100, reply))
+    rig.cluster.script(ADD_OFFSETS, After(100, reply))
     result = rig.manager.begin_send_offsets({("t", 0): 5}, GROUP)
     rig.turn(2)
     rig.manager.fail_fatally(HeadraceError("something else"))
@@ -450,16 +448,16 @@ def test_a_commit_is_sent_only_when_all_its_records_are_stored(seed, features):
         kind = chance.randrange(6)
         if kind == 0:
             return DISCONNECT
-        return EndTxnResponse(error_code=chance.choice([14, 15, 16, 51])) if kind == 1 else rig.answer_end(sent)
+        return EndTxnResponse(error_code=chance.choice([14, 15, 16, 51])) if kind == 1 else rig.reply_to_end(sent)
 
     def add(sent: Any) -> Any:
         code = chance.choice([0, 0, 0, 14, 16, 51])
         return partitions_added(sent, {0: code, 1: code, 2: code}) if chance.random() < 0.9 else DISCONNECT
 
     rig.init(begin=False)
-    rig.client.always(PRODUCE, lambda sent: produce(sent))
-    rig.client.always(END_TXN, end)
-    rig.client.always(ADD_PARTITIONS, add)
+    rig.cluster.always(PRODUCE, lambda sent: produce(sent))
+    rig.cluster.always(END_TXN, end)
+    rig.cluster.always(ADD_PARTITIONS, add)
     ends = {"commit": 0, "abort": 0}
     for n in range(25):
         current.clear()

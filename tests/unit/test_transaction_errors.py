@@ -11,7 +11,7 @@ from headrace.errors import ERROR_CODES, AbortableError, BrokerError, FatalError
 from headrace.producer.transaction_state import State
 from headrace.wire.api.transactions import AddOffsetsToTxnResponse, EndTxnResponse, InitProducerIdResponse
 from tests.support.error_facts import CODES, RETRIED
-from tests.support.fakes import DISCONNECT
+from tests.support.fake_network import DISCONNECT
 from tests.support.rig import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -139,12 +139,12 @@ def test_every_code_of_every_request(name, code):
     rig = Rig(transactional_id="x")
     if case.begin:
         rig.init()
-    rig.client.script(case.key, case.reply(code))
+    rig.cluster.script(case.key, case.reply(code))
     expected = case.expected(code)
     if expected in ("retry", "find again"):
         case.act(rig)
-        assert len(rig.client.of(case.key)) == 2
-        found = [sent.message.key_type for sent in rig.client.of(FIND_COORDINATOR)]
+        assert len(rig.cluster.of(case.key)) == 2
+        found = [sent.message.key_type for sent in rig.cluster.of(FIND_COORDINATOR)]
         before_and_again = found.count(1 if case.finds == "transaction" else 0)
         first_time = 0 if case.begin and case.finds == "transaction" else 1
         assert before_and_again == first_time + (expected == "find again")
@@ -152,7 +152,7 @@ def test_every_code_of_every_request(name, code):
         return
     with pytest.raises(HeadraceError) as caught:
         case.act(rig)
-    assert len(rig.client.of(case.key)) == 1
+    assert len(rig.cluster.of(case.key)) == 1
     told = ERROR_CODES[90 if code in FENCED else code].name
     assert told in str(caught.value)
     if expected == "fatal":
@@ -169,7 +169,7 @@ def test_every_code_of_every_request(name, code):
         assert rig.state() is State.ABORTABLE_ERROR
         rig.abort()
         assert rig.state() is State.READY
-        bumped = bool(rig.client.of(INIT_PRODUCER_ID))
+        bumped = bool(rig.cluster.of(INIT_PRODUCER_ID))
         assert bumped == (code == UNKNOWN_PRODUCER)  # the coordinator has forgotten us: a new epoch
 
 
@@ -177,10 +177,10 @@ def test_every_code_of_every_request(name, code):
 @pytest.mark.behaviour("T07")
 def test_every_code_of_finding_the_coordinator_of_the_transaction(code):
     rig = Rig(transactional_id="x")
-    rig.client.script(FIND_COORDINATOR, coordinator(error_code=code))
+    rig.cluster.script(FIND_COORDINATOR, coordinator(error_code=code))
     if code in RETRIED:
         init(rig)
-        assert len(rig.client.of(FIND_COORDINATOR)) == 2
+        assert len(rig.cluster.of(FIND_COORDINATOR)) == 2
     elif code in (30, ABORTABLE):
         with pytest.raises(AbortableError):
             init(rig)
@@ -195,10 +195,10 @@ def test_every_code_of_finding_the_coordinator_of_the_transaction(code):
 def test_every_code_of_finding_the_coordinator_of_a_group(code):
     rig = Rig(transactional_id="x")
     rig.init()
-    rig.client.script(FIND_COORDINATOR, coordinator(error_code=code))
+    rig.cluster.script(FIND_COORDINATOR, coordinator(error_code=code))
     if code in RETRIED:
         send_offsets(rig)
-        assert len(rig.client.of(FIND_COORDINATOR)) == 2
+        assert len(rig.cluster.of(FIND_COORDINATOR)) == 2
     elif code in (30, ABORTABLE):
         with pytest.raises(AbortableError):
             send_offsets(rig)
@@ -215,9 +215,9 @@ def test_a_lost_connection_is_tried_again_with_the_coordinator_found_again(name)
     rig = Rig(transactional_id="x")
     if case.begin:
         rig.init()
-    rig.client.script(case.key, DISCONNECT)
+    rig.cluster.script(case.key, DISCONNECT)
     case.act(rig)
-    assert len(rig.client.of(case.key)) >= 2
+    assert len(rig.cluster.of(case.key)) >= 2
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -226,7 +226,7 @@ def test_a_broker_that_cannot_take_the_request_is_fatal(name):
     rig = Rig(transactional_id="x")
     if case.begin:
         rig.init()
-    rig.client.versions[case.key] = (90, 91)
+    rig.upgrade(versions={case.key: (90, 91)})
     with pytest.raises(FatalError):
         case.act(rig)
 
@@ -234,10 +234,9 @@ def test_a_broker_that_cannot_take_the_request_is_fatal(name):
 @pytest.mark.parametrize("name", ["AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn"])
 def test_without_a_new_epoch_to_be_had_a_forgotten_producer_is_fatal(name):
     case = CASES[name]
-    rig = Rig(transactional_id="x")
-    rig.client.versions[INIT_PRODUCER_ID] = (0, 2)
+    rig = Rig(transactional_id="x", versions={INIT_PRODUCER_ID: (0, 2)})
     rig.init()
-    rig.client.script(case.key, case.reply(UNKNOWN_PRODUCER))
+    rig.cluster.script(case.key, case.reply(UNKNOWN_PRODUCER))
     with pytest.raises(FatalError):
         case.act(rig)
 
@@ -247,7 +246,7 @@ def test_an_abort_that_cannot_be_is_done_by_a_new_epoch(code):
     rig = Rig(transactional_id="x")
     rig.init()
     rig.run_until(rig.send().done)
-    rig.client.script(END_TXN, EndTxnResponse(error_code=code))
+    rig.cluster.script(END_TXN, EndTxnResponse(error_code=code))
     rig.abort()
     assert rig.keys_sent()[-2:] == [END_TXN, INIT_PRODUCER_ID]
     assert rig.state() is State.READY
@@ -256,11 +255,10 @@ def test_an_abort_that_cannot_be_is_done_by_a_new_epoch(code):
 
 @pytest.mark.parametrize("code", [UNKNOWN_PRODUCER, ABORTABLE])
 def test_an_impossible_abort_is_fatal_without_a_new_epoch(code):
-    rig = Rig(transactional_id="x")
-    rig.client.versions[INIT_PRODUCER_ID] = (0, 2)
+    rig = Rig(transactional_id="x", versions={INIT_PRODUCER_ID: (0, 2)})
     rig.init()
     rig.run_until(rig.send().done)
-    rig.client.script(END_TXN, EndTxnResponse(error_code=code))
+    rig.cluster.script(END_TXN, EndTxnResponse(error_code=code))
     with pytest.raises(FatalError):
         rig.abort()
 
@@ -268,10 +266,10 @@ def test_an_impossible_abort_is_fatal_without_a_new_epoch(code):
 def test_a_new_epoch_that_cannot_be_had_just_now_needs_another_abort():
     rig = Rig(transactional_id="x")
     rig.init()
-    rig.client.script(CASES["AddPartitionsToTxn"].key, CASES["AddPartitionsToTxn"].reply(UNKNOWN_PRODUCER))
+    rig.cluster.script(CASES["AddPartitionsToTxn"].key, CASES["AddPartitionsToTxn"].reply(UNKNOWN_PRODUCER))
     with pytest.raises(AbortableError):
         send(rig)
-    rig.client.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=ABORTABLE))
+    rig.cluster.script(INIT_PRODUCER_ID, InitProducerIdResponse(error_code=ABORTABLE))
     with pytest.raises(AbortableError):
         rig.abort()
     rig.abort()
@@ -284,7 +282,7 @@ def test_a_new_epoch_that_cannot_be_had_just_now_needs_another_abort():
 def test_one_topic_that_may_not_be_written_fails_the_transaction_and_names_it():
     rig = Rig(transactional_id="x", partitions=3)
     rig.init()
-    rig.client.script(ADD_PARTITIONS, lambda sent: partitions_added(sent, {0: 55, 1: 29, 2: 55}))
+    rig.cluster.script(ADD_PARTITIONS, lambda sent: partitions_added(sent, {0: 55, 1: 29, 2: 55}))
     for partition in range(3):
         rig.send(b"v", partition)
     with pytest.raises(AbortableError, match=r"TOPIC_AUTHORIZATION_FAILED .* t-1"):
@@ -294,7 +292,7 @@ def test_one_topic_that_may_not_be_written_fails_the_transaction_and_names_it():
 def test_partitions_that_were_not_attempted_are_not_taken_for_added():
     rig = Rig(transactional_id="x")
     rig.init()
-    rig.client.script(ADD_PARTITIONS, lambda sent: partitions_added(sent, {0: 55}))
+    rig.cluster.script(ADD_PARTITIONS, lambda sent: partitions_added(sent, {0: 55}))
     with pytest.raises(AbortableError, match="OPERATION_NOT_ATTEMPTED"):
         send(rig)
     assert rig.log.values() == []
@@ -303,16 +301,16 @@ def test_partitions_that_were_not_attempted_are_not_taken_for_added():
 def test_only_offsets_that_were_not_committed_are_sent_again():
     rig = Rig(transactional_id="x")
     rig.init()
-    rig.client.script(TXN_OFFSET_COMMIT, lambda sent: offsets_committed(sent, {1: 14, 2: 3}))
+    rig.cluster.script(TXN_OFFSET_COMMIT, lambda sent: offsets_committed(sent, {1: 14, 2: 3}))
     rig.finish(rig.manager.begin_send_offsets({("t", n): n for n in range(4)}, GROUP))
-    sent = [[p.partition_index for p in s.message.topics[0].partitions] for s in rig.client.of(TXN_OFFSET_COMMIT)]
+    sent = [[p.partition_index for p in s.message.topics[0].partitions] for s in rig.cluster.of(TXN_OFFSET_COMMIT)]
     assert sent == [[0, 1, 2, 3], [1, 2]]
 
 
 def test_a_final_error_of_one_offset_counts_more_than_a_passing_one_of_another():
     rig = Rig(transactional_id="x")
     rig.init()
-    rig.client.script(TXN_OFFSET_COMMIT, lambda sent: offsets_committed(sent, {0: 14, 1: 22}))
+    rig.cluster.script(TXN_OFFSET_COMMIT, lambda sent: offsets_committed(sent, {0: 14, 1: 22}))
     with pytest.raises(AbortableError, match="ILLEGAL_GENERATION"):
         rig.finish(rig.manager.begin_send_offsets({("t", 0): 1, ("t", 1): 1}, GROUP))
-    assert len(rig.client.of(TXN_OFFSET_COMMIT)) == 1
+    assert len(rig.cluster.of(TXN_OFFSET_COMMIT)) == 1

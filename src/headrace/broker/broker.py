@@ -174,9 +174,8 @@ class Broker:
         bounds = checkpoint.read()
         first_unused_id = max(self.catalog.identity.next_producer_id, self.logs.last_producer_id + 1)
         lost = {*self.logs.lost_tails, *self.logs.missing}
-        lost_state = {(topic, index): first_unused_id for topic, index in lost if topic == TRANSACTION_STATE}
-        if lost_state:
-            bounds |= lost_state
+        if new_bounds := {key: first_unused_id for key in lost if key.topic == TRANSACTION_STATE}:
+            bounds |= new_bounds
             checkpoint.prepare(bounds)()
         self.transactions.lost_before = {index: producer_id for (_, index), producer_id in bounds.items()}
 

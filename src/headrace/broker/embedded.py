@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headrace.broker import control
 from headrace.broker.broker_options import BROKER_OPTIONS, resolve
@@ -30,6 +30,9 @@ from headrace.broker.degrader import Degrader
 from headrace.broker.ports import free_port, is_taken
 from headrace.broker.runners import ProcessRunner, Runner, ThreadRunner
 from headrace.errors import ClosedError, ConfigError, IllegalStateError
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import BrokerOptions
 
 PORT_ATTEMPTS_MAX = 5
 """Another process may take a free port before the broker listens: this many ports are tried."""
@@ -49,7 +52,7 @@ class EmbeddedBroker:
         port: int = 0,
         in_process: bool = False,
         degraded: bool = False,
-        **options: object,
+        **options: Unpack[BrokerOptions],
     ) -> None:
         """Options of the broker by name in `config`, or as keywords: `num_partitions=3`.
 
@@ -63,12 +66,13 @@ class EmbeddedBroker:
         self._in_process = in_process
         self._degraded = degraded
         self._removes_data = data_dir is None
-        self.data_dir = Path(tempfile.mkdtemp(prefix="headrace-broker-") if data_dir is None else data_dir).absolute()
+        folder = tempfile.mkdtemp(prefix="headrace-broker-") if data_dir is None else data_dir
+        self.data_dir: Path = Path(folder).absolute()
         self._remove_data = weakref.finalize(self, _remove, self.data_dir, os.getpid() if data_dir is None else -1)
         self._runner: Runner | None = None
         self._ready: Ready | None = None
         self._degrader: Degrader | None = None
-        self.faults = RemoteFaults(self)
+        self.faults: RemoteFaults = RemoteFaults(self)
         try:
             resolve(("argument", self._options))  # raise errors here, not in the other process
         except ConfigError:

@@ -17,12 +17,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.degrader import Degrader
 from headrace.broker.embedded import EmbeddedBroker
 from headrace.errors import ConfigError, IllegalStateError
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import BrokerOptions
 
 BROKERS_MAX = 50
 CONTROLLER_ID = 0
@@ -45,7 +48,7 @@ class EmbeddedCluster:
         racks: Sequence[str] | None = None,
         degraded: bool = False,
         separate_controller: bool = True,
-        **options: object,
+        **options: Unpack[BrokerOptions],
     ) -> None:
         """Options of all brokers by name in `config`, or as keywords.
 
@@ -62,9 +65,9 @@ class EmbeddedCluster:
                 raise ConfigError(f"invalid {name}: expected {count} items, one for each broker, got {len(values)}")
         common = {**defaults(count), **(config or {}), **BROKER_OPTIONS.named(options)}
         _check_listeners(common.get("listeners"))
-        self.data_dir = None if data_dir is None else Path(data_dir).absolute()
+        self.data_dir: Path | None = None if data_dir is None else Path(data_dir).absolute()
         self._members: list[ClusterBroker] = []  # the controller first
-        self.brokers = self._members
+        self.brokers: list[ClusterBroker] = self._members
         try:
             for index in range(count + separate_controller):
                 node_id = index if separate_controller else index + 1
@@ -172,7 +175,7 @@ class ClusterBroker(EmbeddedBroker):
         super().__init__(config, data_dir=data_dir, port=port, degraded=degraded)
         self._controller = controller
         self._to_controller: Degrader | None = None
-        self.node_id = int(str(config["node.id"]))
+        self.node_id: int = int(str(config["node.id"]))
 
     def start(self) -> Self:
         if self._controller is not None:

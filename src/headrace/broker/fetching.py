@@ -19,7 +19,7 @@ from headrace.types import TopicPartition
 from headrace.wire.primitives import Buffer
 
 if TYPE_CHECKING:
-    from headrace.broker.log import AbortedTransaction
+    from headrace.broker.log import AbortedRange
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Read:
     high_watermark: int = -1
     last_stable_offset: int = -1
     start_offset: int = -1
-    aborted: Sequence[AbortedTransaction] | None = None
+    aborted: Sequence[AbortedRange] | None = None
     diverging: tuple[int, int] | None = None  # the last common epoch and its end offset
     preferred_replica: int = -1
     error_code: int = Code.NONE
@@ -132,9 +132,9 @@ def _read(fetch: PartitionFetch, limits: FetchLimits, left: int, *, at_least_one
             at_least_one=at_least_one,
             committed_only=limits.committed_only,
         )
-        aborted: Sequence[AbortedTransaction] | None = None
+        aborted: Sequence[AbortedRange] | None = None
         if limits.committed_only:
-            aborted = log.aborted_transactions(fetch.offset, part.next_offset) if len(part.data) else ()
+            aborted = log.aborted.between(fetch.offset, part.next_offset) if len(part.data) else ()
         return Read(part.data, log.high_watermark, log.last_stable_offset, log.start_offset, aborted)
     except BrokerError as error:
         return Read(aborted=() if partition is None else None, error_code=error.code)

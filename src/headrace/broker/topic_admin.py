@@ -12,6 +12,7 @@ from headrace.broker.configs import ResourceType, check_values
 from headrace.broker.placement import place_with_inactive
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.broker.log.manager import Stray
@@ -29,7 +30,7 @@ class TopicAdmin:
     """Creates, extends and deletes topics. Errors are BrokerErrors with Kafka's codes."""
 
     def __init__(
-        self, catalog: Catalog, node_id: int | None, config: Config, strays: Mapping[tuple[str, int], Stray]
+        self, catalog: Catalog, node_id: int | None, config: Config, strays: Mapping[TopicPartition, Stray]
     ) -> None:
         """`node_id` is the broker for all partitions of a standalone broker; None: it has no partitions.
 

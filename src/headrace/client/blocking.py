@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar
 
 from headrace.client import tls
 from headrace.client.addresses import USE_ALL_DNS_IPS, bootstrap_endpoints, parse
@@ -26,6 +26,7 @@ from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.credentials import SaslSettings
 from headrace.client.metadata import NO_LEADER, Cluster, Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
+from headrace.client.tls import TlsSettings
 from headrace.config.backoff import exponential_backoff
 from headrace.errors import (
     AuthenticationError,
@@ -90,6 +91,21 @@ class Coordinator(NamedTuple):
 Target = int | Role | Coordinator
 
 
+class ClientOptions(TypedDict, total=False):
+    """The fields of `ClientSettings` that have a default, as keyword arguments."""
+
+    client_id: str
+    timeout_ms: float
+    request_timeout_ms: float
+    retry_backoff_ms: float
+    retry_backoff_max_ms: float
+    metadata_max_age_ms: float
+    receive_buffer_bytes: int
+    client_dns_lookup: str
+    tls: TlsSettings | None
+    sasl: SaslSettings | None
+
+
 @dataclass(slots=True, frozen=True)
 class ClientSettings:
     """The settings of a blocking client."""
@@ -103,7 +119,7 @@ class ClientSettings:
     metadata_max_age_ms: float = 300_000
     receive_buffer_bytes: int = 64 * 1024
     client_dns_lookup: str = USE_ALL_DNS_IPS
-    tls: tls.TlsSettings | None = None
+    tls: TlsSettings | None = None
     sasl: SaslSettings | None = field(default=None, repr=False)
 
 

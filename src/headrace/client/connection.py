@@ -159,6 +159,7 @@ class ConnectionSettings:
     tls_context: ssl.SSLContext | None = None
     mechanism_factory: Mechanism.Factory | None = None
     frame_bytes_max: int = frames.FRAME_BYTES_MAX
+    open_socket: Callable[[int, int], socket.socket] = PromptSocket  # Family and type → a socket.
 
 
 class Connection:
@@ -204,7 +205,7 @@ class Connection:
     # -- set-up --------------------------------------------------------------------------------
 
     def _open(self) -> socket.socket:
-        sock = PromptSocket(self.address.family, socket.SOCK_STREAM)
+        sock = self.settings.open_socket(self.address.family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,11 +12,11 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, Unpack
 
 import pyarrow as pa
 
-from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientSettings, Pending
+from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientOptions, ClientSettings, Pending
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import Request
 from headrace.client.fetch_data import FetchedRecord, PartitionReader, VisibleBatches, Watermarks, located
@@ -70,9 +70,9 @@ class Fetcher:
         partition_bytes_max: int = 1024 * 1024,
         control_batches: bool = False,
         clock: Clock = SYSTEM_CLOCK,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
-        """`options` are those of `ClientSettings`. A client that is passed in is not closed with the fetcher.
+        """A client that is passed in is not closed with the fetcher.
 
         `control_batches`: return transaction markers, too. Use it with `poll_batches`, which does not decode them.
         """

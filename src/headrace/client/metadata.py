@@ -103,6 +103,7 @@ class Metadata:
         retry_backoff_max_ms: float = 1000,
         on_update: Callable[[Cluster], None] | None = None,
         is_lazy: bool = False,
+        rng: random.Random | None = None,
     ) -> None:
         """`is_lazy`: no update is due before the first `request_update` or `add_topic`."""
         self.clock = clock
@@ -112,7 +113,7 @@ class Metadata:
         self._retry_backoff_ms = retry_backoff_ms
         self._retry_backoff_max_ms = retry_backoff_max_ms
         self._on_update = on_update
-        self._random = random.Random()
+        self._random = rng or random.Random()
         self.cluster = Cluster()  # Replaced as a whole, by the polling thread.
         self.lock = OwnedLock()
         self._topics: dict[str, float] = {}  # Guarded by lock: topic → when it was last used.

@@ -84,6 +84,9 @@ class NetworkClient:
         clock: Clock,
         observer: NetworkObserver | None = None,
         log: logging.Logger | logging.LoggerAdapter[logging.Logger] | None = None,
+        *,
+        selector: selectors.BaseSelector | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self._connection_settings = connection_settings
         self._settings = settings
@@ -91,8 +94,8 @@ class NetworkClient:
         self._clock = clock
         self._observer = observer
         self._log = log or logging.getLogger("headrace.client")
-        self._random = random.Random()
-        self._selector = selectors.DefaultSelector()
+        self._random = rng or random.Random()
+        self._selector = selector or selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._nodes: dict[int, _NodeState] = {}
         self._local: list[Response] = []  # Failures before anything was sent.

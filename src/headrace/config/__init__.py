@@ -1,9 +1,10 @@
 """Declared options: one declaration gives parsing, validation, docs and `config show`.
 
-option.py      Option, its checks, Secret
-resolved.py    Options → Config
-properties.py  `.properties` files
-openssl.py     `ssl.*` options for OpenSSL
+option.py        Option, its checks, Secret
+resolved.py      Options → Config
+properties.py    `.properties` files
+openssl.py       `ssl.*` options for OpenSSL
+option_types.py  the options as TypedDicts, for type checkers (generated)
 """
 
 from headrace.config.option import INT_MAX, LONG_MAX, Between, Check, Importance, Kind, NotEmpty, OneOf, Option, Secret

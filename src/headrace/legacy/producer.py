@@ -6,9 +6,10 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from headrace.client.addresses import Endpoint
+from headrace.config import Config
 from headrace.errors import ClosedError
 from headrace.legacy import partitioner
 from headrace.legacy.blocking_channel import BlockingChannel, Channel
@@ -19,6 +20,9 @@ from headrace.legacy.queue import SYSTEM_WAITING_CLOCK, MessageQueue, QueueFullE
 from headrace.legacy.sync_producer import BrokerPartitionInfo, Connect, ProducerPool
 from headrace.producer import process
 from headrace.producer.plugins import PluginLoader
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import LegacyProducerOptions
 
 log = logging.getLogger("headrace")
 
@@ -36,10 +40,10 @@ class Producer:
         clock: WaitingClock = SYSTEM_WAITING_CLOCK,
         connect: Connect | None = None,
         rng: random.Random | None = None,
-        **options: object,
+        **options: Unpack[LegacyProducerOptions],
     ) -> None:
         """Options have dotted names in `config`; as keywords they have underscores (`metadata_broker_list=…`)."""
-        self.config = OPTIONS.resolve(("argument", {**(config or {}), **OPTIONS.named(options)}))
+        self.config: Config = OPTIONS.resolve(("argument", {**(config or {}), **OPTIONS.named(options)}))
         self._settings = resolve_settings(self.config)
         self._stats = ProducerStats()
         self._plugins = PluginLoader(self.config)

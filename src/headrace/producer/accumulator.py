@@ -20,11 +20,11 @@ from headrace.client.metadata import NO_LEADER, Cluster
 from headrace.config.backoff import exponential_backoff
 from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError
 from headrace.producer._send import RecordFuture, TopicAppender
-from headrace.producer.batch import Delivery, ProducerBatch
+from headrace.producer.batch import ProducerBatch
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.partitioners import AdaptiveSticky
 from headrace.producer.queues import PartitionQueue, TopicQueues
-from headrace.producer.records import PreparedRecord
+from headrace.producer.records import Delivery, PreparedRecord
 from headrace.wire.compression import NONE
 from headrace.wire.kernel import KERNEL_NAME, kernel
 from headrace.wire.layout import HEADER_BYTES, EncodedBatch, Header

@@ -15,9 +15,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.concurrency import in_thread
@@ -25,14 +23,17 @@ from headrace.client.metadata import PartitionInfo
 from headrace.config import Config
 from headrace.errors import AbortableError, TimedOutError
 from headrace.producer._send import RecordFuture
-from headrace.producer.arrow import ArrowDelivery
-from headrace.producer.batch import Delivery
+from headrace.producer.arrow import ArrowDelivery, ArrowTable
 from headrace.producer.engine import SendEngine
 from headrace.producer.metrics import MetricName, Value
-from headrace.producer.producer import Headers, arrow_column_names, describe
+from headrace.producer.producer import describe
 from headrace.producer.queues import TopicQueues
-from headrace.producer.records import GroupMetadata, Offsets, ProducerRecord, RecordMetadata
+from headrace.producer.records import Delivery, GroupMetadata, Headers, Offsets, ProducerRecord, RecordMetadata
 from headrace.producer.settings import resolve
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import ProducerOptions
+    from headrace.producer.settings import ProducerArguments
 
 
 class AsyncProducer:
@@ -46,7 +47,7 @@ class AsyncProducer:
         value_serializer: object = None,
         profile: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         resolved = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
@@ -59,9 +60,9 @@ class AsyncProducer:
         self._metadata_waits: dict[tuple[str, int | None], asyncio.Task[TopicQueues]] = {}
 
     @classmethod
-    def from_properties(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ProducerArguments]) -> Self:
         """Return a producer with the options of a `.properties` file; keyword arguments take precedence."""
-        return cls(Path(path), **options)
+        return cls(Path(path), **arguments)
 
     @property
     def config(self) -> Config:
@@ -73,8 +74,8 @@ class AsyncProducer:
     async def send(
         self,
         topic: str,
-        value: Any = None,
-        key: Any = None,
+        value: object = None,
+        key: object = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -96,10 +97,28 @@ class AsyncProducer:
         """`send` with the record as one object."""
         return await self._send(record, None if on_delivery is None else _on_loop(on_delivery))
 
-    async def send_and_wait(self, topic: str, value: Any = None, key: Any = None, **options: Any) -> RecordMetadata:
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: object = None,
+        key: object = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers = None,
+        on_delivery: Delivery | None = None,
+    ) -> RecordMetadata:
         """`send`, and await the metadata."""
-        metadata: RecordMetadata = await (await self.send(topic, value, key, **options))
-        return metadata
+        future = await self.send(
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=headers,
+            on_delivery=on_delivery,
+        )
+        return await future
 
     async def _send(self, record: ProducerRecord, on_delivery: Delivery | None) -> RecordFuture:
         engine = self._engine
@@ -151,12 +170,23 @@ class AsyncProducer:
             wait.add_done_callback(remove)
         return wait
 
-    async def send_arrow(self, topic: str, table_or_batch: pa.Table | pa.RecordBatch, **columns: str) -> ArrowDelivery:
+    async def send_arrow(
+        self,
+        topic: str,
+        table_or_batch: ArrowTable,
+        *,
+        key: str = "key",
+        value: str = "value",
+        headers: str = "headers",
+        partition: str = "partition",
+        timestamp: str = "timestamp",
+    ) -> ArrowDelivery:
         """Send Arrow columns; await the delivery for the offsets.
 
         A thread encodes them. If the caller is cancelled, the rows are still sent.
         """
-        return await in_thread(lambda: self._engine.send_arrow(topic, table_or_batch, arrow_column_names(**columns)))
+        names = {"key": key, "value": value, "headers": headers, "partition": partition, "timestamp": timestamp}
+        return await in_thread(lambda: self._engine.send_arrow(topic, table_or_batch, names))
 
     async def partitions_for(self, topic: str) -> Sequence[PartitionInfo]:
         """Return the partitions of a topic, as the metadata has them."""

@@ -12,7 +12,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +33,16 @@ SLICE_ROWS_MAX = 262_144
 # batch.size trades latency for work per batch. Rows of a table are all available, so their batches are at least this
 # large, if max.request.size allows.
 BATCH_BYTES_MIN = 256 * 1024
+
+
+class ArrowTable(Protocol):
+    """A `pyarrow.Table` or `pyarrow.RecordBatch`: what type checkers see of it, because pyarrow has no types."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def column_names(self) -> list[str]: ...
+    def to_pylist(self) -> list[dict[str, Any]]: ...
 
 
 class OffsetRange(NamedTuple):

@@ -19,7 +19,7 @@ from headrace.client.concurrency import OneShotEvent
 from headrace.client.metadata import Cluster
 from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError, UnsupportedVersionError
 from headrace.producer._send import RecordFuture, run_callbacks
-from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, RecordMetadata
+from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, Delivery, RecordMetadata
 from headrace.wire import legacy
 from headrace.wire import records as wire_records
 from headrace.wire.api.produce import (
@@ -49,8 +49,6 @@ else:
 BATCHES_OF_MAGIC_2 = 3  # Older versions of Produce carry message sets, which have no producer ids.
 V2_TRANSACTIONS = 12
 NEEDS_TOPIC_IDS = 13
-
-Delivery = Callable[[RecordMetadata | None, Exception | None], object]
 
 
 # Guards the change to "done" against threads that add a callback. One lock for all batches: it is held briefly, once

@@ -35,7 +35,7 @@ from headrace.producer import process, reporters
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.arrow import ArrowDelivery, ArrowSender
-from headrace.producer.batch import Delivery, refused_future
+from headrace.producer.batch import refused_future
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricsObserver, ProducerMetrics, Transaction
@@ -44,7 +44,7 @@ from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
-from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord
+from headrace.producer.records import Delivery, GroupMetadata, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.sender import Sender
 from headrace.producer.settings import PrefixedLogger, ProducerSettings
 from headrace.producer.transaction_requests import PendingResult

@@ -12,9 +12,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.config import Log
-from headrace.producer.batch import Delivery
 from headrace.producer.plugins import PluginKind, copy_methods, is_for_application
-from headrace.producer.records import UNKNOWN_PARTITION, ProducerRecord, RecordMetadata
+from headrace.producer.records import UNKNOWN_PARTITION, Delivery, ProducerRecord, RecordMetadata
 
 log = logging.getLogger("headrace")
 

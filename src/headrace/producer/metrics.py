@@ -164,7 +164,7 @@ class Metric:
     __slots__ = ("_read", "name")
 
     def __init__(self, name: MetricName, read: Callable[[], Value]) -> None:
-        self.name = name
+        self.name: MetricName = name
         self._read = read
 
     def value(self) -> Value:

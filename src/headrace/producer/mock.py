@@ -14,14 +14,12 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.client.addresses import Endpoint
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import Cluster, PartitionInfo, TopicInfo
-from headrace.config import read_properties
+from headrace.config import Config, read_properties
 from headrace.errors import (
     API_ERRORS,
     AbortableError,
@@ -32,19 +30,30 @@ from headrace.errors import (
     TimedOutError,
 )
 from headrace.producer._send import RecordFuture, TopicAppender
-from headrace.producer.arrow import ArrowDelivery
-from headrace.producer.batch import Delivery, ProducerBatch, refused_future
+from headrace.producer.arrow import ArrowDelivery, ArrowTable
+from headrace.producer.batch import ProducerBatch, refused_future
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
 from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
-from headrace.producer.producer import Headers, TransactionScope
-from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord
+from headrace.producer.producer import TransactionScope
+from headrace.producer.records import Delivery, GroupMetadata, Headers, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
 from headrace.producer.transaction_state import State, is_legal
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import ProducerOptions
+    from headrace.producer.settings import ProducerArguments
+
+    class MockArguments(ProducerArguments, total=False):
+        """The keyword arguments of `MockProducer`."""
+
+        auto_complete: bool
+        topics: Mapping[str, int] | None
+
 
 _BROKER = 1
 _ENDPOINT = Endpoint("mock", 9092)
@@ -75,7 +84,7 @@ class MockProducer(TransactionScope):
         value_serializer: object = None,
         profile: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        **options: object,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         """`topics` has the number of partitions of each topic; by default every topic exists and has one."""
         if isinstance(config, str | os.PathLike):
@@ -83,16 +92,16 @@ class MockProducer(TransactionScope):
         # Not used, but required.
         if not {"bootstrap.servers", "bootstrap_servers"} & {*(config or {}), *options}:
             options["bootstrap_servers"] = str(_ENDPOINT)
-        self.config = resolve(
+        self.config: Config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
         self._log = PrefixedLogger(self.config.of(str, "client.id"), self.config.optional(str, "transactional.id"))
         self._plugins = PluginLoader(self.config, self._log)
-        self.settings = ProducerSettings.build(self.config, self._plugins)
+        self.settings: ProducerSettings = ProducerSettings.build(self.config, self._plugins)
         self._pipeline = SendPipeline(self.settings, self._plugins)
         self._clock = clock
         self._topics = None if topics is None else dict(topics)
-        self.auto_complete = auto_complete
+        self.auto_complete: bool = auto_complete
         self.history: list[SentRecord] = []
         """Records that a read_committed consumer would see."""
         self.uncommitted: list[SentRecord] = []
@@ -100,8 +109,8 @@ class MockProducer(TransactionScope):
         """Group → offsets committed with transactions."""
         self.failures: dict[str, Exception] = {}
         """Method → the error that it raises: `producer.failures["commit_transaction"] = TimedOutError()`."""
-        self.commits = 0
-        self.closed = False
+        self.commits: int = 0
+        self.closed: bool = False
         self._lock = threading.RLock()
         # Guarded by _lock.
         self._pending: deque[ProducerBatch] = deque()
@@ -113,16 +122,17 @@ class MockProducer(TransactionScope):
         self._error: Exception | None = None
 
     @classmethod
-    def from_properties(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        return cls(Path(path), **options)
+    def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[MockArguments]) -> Self:
+        """Return a producer with the options of a `.properties` file; keyword arguments take precedence."""
+        return cls(Path(path), **arguments)
 
     # -- sending -------------------------------------------------------------------------------
 
     def send(
         self,
         topic: str,
-        value: Any = None,
-        key: Any = None,
+        value: object = None,
+        key: object = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -213,7 +223,7 @@ class MockProducer(TransactionScope):
     def send_arrow(
         self,
         topic: str,
-        table_or_batch: pa.Table | pa.RecordBatch,
+        table_or_batch: ArrowTable,
         *,
         key: str = "key",
         value: str = "value",
@@ -224,7 +234,7 @@ class MockProducer(TransactionScope):
         """Send each row as a record; keys and values must have the types that the serializers expect."""
         futures = []
         for row in table_or_batch.to_pylist():
-            stamp = row.get(timestamp)
+            stamp: Any = row.get(timestamp)
             pairs = [(header["key"], header["value"]) for header in row.get(headers) or ()]
             futures.append(
                 self.send(

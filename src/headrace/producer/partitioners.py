@@ -246,11 +246,18 @@ class AdaptiveSticky:
     had batches waiting for longer than `availability_timeout_ms` without accepting any (0: never skipped).
     """
 
-    def __init__(self, clock: Clock, *, adaptive: bool = True, availability_timeout_ms: float = 0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        adaptive: bool = True,
+        availability_timeout_ms: float = 0,
+        random: Random | None = None,
+    ) -> None:
         self._clock = clock
         self._adaptive = adaptive
         self._availability_timeout_ms = availability_timeout_ms
-        self._random = random_module.Random()
+        self._random = random or random_module.Random()
         self._nodes: dict[int, _NodeTimes] = {}  # Written by the I/O thread, read by any.
 
     def node_was_ready(self, node_id: int, could_drain: bool, now: float) -> None:

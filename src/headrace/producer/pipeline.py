@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster
 from headrace.producer import interceptors, partitioners, serializers
-from headrace.producer.batch import Delivery
 from headrace.producer.plugins import PluginLoader
-from headrace.producer.records import PreparedRecord, ProducerRecord, checked_headers
+from headrace.producer.records import Delivery, PreparedRecord, ProducerRecord, checked_headers
 from headrace.producer.settings import ProducerSettings
 from headrace.wire.layout import Header
 

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import PartitionInfo
+from headrace.config import Config
 from headrace.errors import AbortableError
 from headrace.producer._send import FastSend, RecordFuture
-from headrace.producer.arrow import ArrowDelivery
-from headrace.producer.batch import Delivery
-from headrace.producer.engine import ARROW_COLUMN_NAMES, SendEngine
+from headrace.producer.arrow import ArrowDelivery, ArrowTable
+from headrace.producer.engine import SendEngine
 from headrace.producer.metrics import MetricName, Value
-from headrace.producer.records import GroupMetadata, Offsets, PreparedRecord, ProducerRecord, checked_headers
+from headrace.producer.records import (
+    Delivery,
+    GroupMetadata,
+    Headers,
+    Offsets,
+    PreparedRecord,
+    ProducerRecord,
+    checked_headers,
+)
 from headrace.producer.settings import ProducerSettings, resolve
-from headrace.wire.layout import Header
 
-Headers = Iterable[Header] | Mapping[str, bytes | None] | None
+if TYPE_CHECKING:
+    from headrace.config.option_types import ProducerOptions
+    from headrace.producer.settings import ProducerArguments
 
 
 class TransactionScope:
@@ -70,9 +77,9 @@ class Producer(FastSend, TransactionScope):
         value_serializer: object = None,
         profile: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        **options: object,
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        self.config = resolve(
+        self.config: Config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
         self._engine = SendEngine(self.config, clock)
@@ -85,17 +92,17 @@ class Producer(FastSend, TransactionScope):
         return self._engine.settings
 
     @classmethod
-    def from_properties(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ProducerArguments]) -> Self:
         """Return a producer with the options of a `.properties` file; keyword arguments take precedence."""
-        return cls(Path(path), **options)
+        return cls(Path(path), **arguments)
 
     # -- sending -------------------------------------------------------------------------------
 
     def _send(
         self,
         topic: str,
-        value: Any,
-        key: Any,
+        value: object,
+        key: object,
         partition: int | None,
         timestamp_ms: int | None,
         headers: Headers,
@@ -132,7 +139,7 @@ class Producer(FastSend, TransactionScope):
     def send_arrow(
         self,
         topic: str,
-        table_or_batch: pa.Table | pa.RecordBatch,
+        table_or_batch: ArrowTable,
         *,
         key: str = "key",
         value: str = "value",
@@ -144,7 +151,7 @@ class Producer(FastSend, TransactionScope):
 
         Keys and values must be binary or string: serializers, interceptors and partitioner.class do not apply.
         """
-        names = arrow_column_names(key=key, value=value, headers=headers, partition=partition, timestamp=timestamp)
+        names = {"key": key, "value": value, "headers": headers, "partition": partition, "timestamp": timestamp}
         return self._engine.send_arrow(topic, table_or_batch, names)
 
     def partitions_for(self, topic: str) -> Sequence[PartitionInfo]:
@@ -202,14 +209,6 @@ class Producer(FastSend, TransactionScope):
 
     def __repr__(self) -> str:
         return describe(self._engine)
-
-
-def arrow_column_names(**names: str) -> dict[str, str]:
-    """Return the names of the columns that `send_arrow` uses; raises for unknown arguments."""
-    unknown = set(names) - set(ARROW_COLUMN_NAMES)
-    if unknown:
-        raise TypeError(f"send_arrow() got an unexpected keyword argument {min(unknown)!r}")
-    return {**ARROW_COLUMN_NAMES, **names}
 
 
 def describe(engine: SendEngine) -> str:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from headrace.wire.layout import NO_TIMESTAMP, Header
 
+Headers = Iterable[Header] | Mapping[str, bytes | None] | None
+
 UNKNOWN_PARTITION = -1
 """The partition in the metadata of a record that failed before it got one."""
 NULL_SIZE = -1
@@ -92,6 +94,10 @@ class RecordMetadata(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}@{'?' if self.offset is None else self.offset}"
+
+
+Delivery = Callable[[RecordMetadata | None, Exception | None], object]
+"""A delivery callback. It gets the metadata and None, or None and the error."""
 
 
 class PreparedRecord(NamedTuple):

@@ -97,6 +97,7 @@ class Sender:
         log: logging.Logger | logging.LoggerAdapter[logging.Logger],
         transactions: TransactionManager | None = None,
         observer: SenderObserver | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self._client = client
         self._updater = updater
@@ -107,7 +108,7 @@ class Sender:
         self._log = log
         self._transactions = transactions
         self._observer = observer
-        self._random = random.Random()
+        self._random = rng or random.Random()
         self._in_flight: dict[ProducerBatch, None] = {}
         self._next_expiry_check_ms = 0.0
         # Set by other threads, read here.

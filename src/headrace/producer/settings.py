@@ -14,11 +14,11 @@ import logging
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.client import addresses, tls
 from headrace.client.addresses import Endpoint
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings
 from headrace.client.credentials import SaslSettings, TokenCache, jaas_options
 from headrace.client.network import NetworkSettings
@@ -31,6 +31,18 @@ from headrace.producer.plugins import PluginKind, PluginLoader
 from headrace.producer.sender import SenderSettings
 from headrace.wire.compression import CODEC_IDS, DEFAULT_LEVELS, GZIP, LZ4, ZSTD
 from headrace.wire.sasl import OAUTHBEARER, TokenProvider
+
+if TYPE_CHECKING:
+    from headrace.config.option_types import ProducerOptions
+
+    class ProducerArguments(ProducerOptions, total=False):
+        """The keyword arguments of `Producer` and `AsyncProducer`."""
+
+        key_serializer: object
+        value_serializer: object
+        profile: str | None
+        clock: Clock
+
 
 IDEMPOTENT_IN_FLIGHT_MAX = 5
 """A broker remembers this many batches of a producer; beyond it, it cannot recognize a duplicate."""

@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.log import FoundOffset, Log
+from headrace.broker.log import Log, OffsetAndTimestamp
 from headrace.broker.log.decompression import Decompression, OffLoopError
-from headrace.broker.log.lookup import find_record
+from headrace.broker.log.log_segments import find_record
 from headrace.broker.partition import Partition
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code, WireError
@@ -72,7 +72,7 @@ class _TimestampSearch:
         self._broker = broker
         self._on_loop = Decompression(broker.decompression_limits, on_loop=True)
 
-    async def first(self, log: Log, timestamp_ms: int) -> FoundOffset | None:
+    async def first(self, log: Log, timestamp_ms: int) -> OffsetAndTimestamp | None:
         """Return the first record of a log with this timestamp or a later one.
 
         A damaged range directly before it may have contained an earlier one. Then the start of that range is returned:
@@ -83,15 +83,15 @@ class _TimestampSearch:
         if damage is None:
             return record
         offset = max(damage.first_offset, log.start_offset)
-        return FoundOffset(offset, timestamp_ms, log.epochs.of(offset))
+        return OffsetAndTimestamp(offset, timestamp_ms, log.epochs.of(offset))
 
-    async def first_readable(self, log: Log, timestamp_ms: int) -> FoundOffset | None:
+    async def first_readable(self, log: Log, timestamp_ms: int) -> OffsetAndTimestamp | None:
         """Return the first undamaged record with this timestamp or a later one."""
         first_offset = log.start_offset
-        while (batch := log.batch_for_time(timestamp_ms, first_offset)) is not None:
+        while (batch := log.segments.batch_for_time(timestamp_ms, first_offset)) is not None:
             base_offset = batch.header.base_offset
             if log.damage_up_to(base_offset + 1) is not None:
-                return FoundOffset(base_offset, timestamp_ms, batch.header.leader_epoch)
+                return OffsetAndTimestamp(base_offset, timestamp_ms, batch.header.leader_epoch)
             record = await self._in_batch(batch, timestamp_ms, first_offset)
             if record is not None:
                 return record
@@ -103,7 +103,7 @@ class _TimestampSearch:
                 )
         return None
 
-    async def _in_batch(self, batch: RecordBatch, timestamp_ms: int, first_offset: int) -> FoundOffset | None:
+    async def _in_batch(self, batch: RecordBatch, timestamp_ms: int, first_offset: int) -> OffsetAndTimestamp | None:
         try:
             try:
                 return find_record(batch, timestamp_ms, first_offset, self._on_loop)
@@ -184,7 +184,7 @@ async def _look_up(search: _TimestampSearch, partition: Partition, timestamp: in
     if timestamp == LATEST_TIERED:
         return _UNKNOWN
     if timestamp == MAX_TIMESTAMP:
-        timestamp = log.max_timestamp
+        timestamp = log.segments.max_timestamp
         if timestamp == NO_TIMESTAMP:
             return _UNKNOWN
         record = await search.first_readable(log, timestamp)

@@ -204,7 +204,7 @@ def _needs_verification(broker: Broker, context: Context) -> bool:
 
 def _is_in_transaction(write: _PartitionWrite) -> bool:
     assert write.partition is not None
-    return write.partition.log.in_transaction(*write.producer)
+    return write.partition.log.producers.is_open(*write.producer)
 
 
 async def _verify_then_append(

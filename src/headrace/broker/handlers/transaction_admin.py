@@ -148,7 +148,7 @@ def _describe_topic(broker: Broker, context: Context, topic: TopicRequest) -> To
 
 def _describe_partition(broker: Broker, topic: str, index: int) -> PartitionResponse:
     try:
-        producers = broker.replicas.partition(topic, index).log.open_producers()
+        producers = broker.replicas.partition(topic, index).log.producers.views()
     except BrokerError as error:
         return _failed_partition(index, error)
     states = [

@@ -1,4 +1,4 @@
-"""What a log wants to know of its topic's options, parsed once."""
+"""The options of a topic that its logs use, parsed once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from headrace.broker.topic_options import TOPIC_OPTIONS, broker_defaults
 from headrace.config import Config
 from headrace.errors import ConfigError
+from headrace.wire.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
-# As in `wire.compression`, which brings pyarrow with it and is imported by those who compress.
-_CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+_CODECS = {"uncompressed": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """The options of a topic, by their names with `_` for `.`."""
+    """The options of a topic, by their names with `_` instead of `.`."""
 
     compact: bool
     delete: bool
@@ -34,27 +34,27 @@ class LogConfig:
     min_insync_replicas: int
     retention_bytes: int
     retention_ms: int
-    roll_ms: int  # the age at which a segment is closed: a compacted topic's must be closed to be compacted
+    roll_ms: int  # segment.ms, in a compacted topic at most max.compaction.lag.ms: only closed segments are compacted
     segment_bytes: int
     segment_index_bytes: int
     segment_jitter_ms: int
     segment_ms: int
     unclean_leader_election_enable: bool
     codec: int | None
-    """What records are compressed with; None: whatever the producer used."""
+    """The codec of the records; None: the producer's."""
     codec_level: int | None
 
     @classmethod
     def resolve(cls, overrides: Mapping[str, str], broker: Mapping[str, object] = {}) -> LogConfig:
-        """What is set on the topic, over what its broker has for all topics. Raises ConfigError."""
+        """Return the options set on a topic, and the broker's defaults for the others. Raise ConfigError."""
         config = TOPIC_OPTIONS.resolve(("file", broker_defaults(broker)), ("argument", overrides))
         for name in sorted(config.unused):
-            raise ConfigError(f"there is no topic option {name!r}{TOPIC_OPTIONS.suggestion(name)}")
+            raise ConfigError(f"unknown topic option {name!r}{TOPIC_OPTIONS.suggestion(name)}")
         return cls.of(config)
 
     @classmethod
     def of(cls, config: Config) -> LogConfig:
-        """From resolved TOPIC_OPTIONS."""
+        """Return the configuration of resolved TOPIC_OPTIONS."""
         policy = config.of(tuple, "cleanup.policy")
         segment_ms, max_compaction_lag_ms = config.of(int, "segment.ms"), config.of(int, "max.compaction.lag.ms")
         codec_name = config.of(str, "compression.type")

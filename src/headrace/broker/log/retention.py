@@ -1,84 +1,45 @@
-"""Deleting old segments: by age, by size, and below the start offset.
+"""Retention: delete old segments by age, by size, and below the start offset.
 
-A segment goes as a whole, the oldest first, and only what is below the high watermark. The files get the suffix
-`.deleted` at once and go for good after file.delete.delay.ms: whoever still reads them has that long.
+Only whole segments below the high watermark are deleted, the oldest first. Their files get the suffix `.deleted` at
+once and are removed after file.delete.delay.ms, which gives readers time to finish.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from itertools import accumulate, takewhile
 from pathlib import Path
 
-from headrace.broker.log.files import DELETED, SEGMENT_SUFFIXES, offset_name
 from headrace.broker.log.log import Log
-from headrace.broker.log.segment import Segment
+from headrace.broker.log.segment import Segment, with_ends
 
 
-def delete_old_segments(of: Log, now_ms: int) -> list[Path]:
-    """Take what has had its time out of the log, and return the files to be removed later."""
-    count = max(_below_start(of), _too_much(of), _too_old(of, now_ms)) if of.config.delete else _below_start(of)
+def delete_old_segments(log: Log, now_ms: int) -> list[Path]:
+    """Remove expired segments from a log, and return their files, to be removed later."""
+    count = sum(1 for segment in log.segments[1:] if segment.base_offset <= log.start_offset)
+    if log.config.delete:
+        count = max(count, _beyond_retention_bytes(log), _beyond_retention_ms(log, now_ms))
     if not count:
         return []
-    gone = of.take_out(count)
-    of.drop_snapshots(0, of.segments[0].base_offset)
-    return retire(gone)
+    return [path for segment in log.remove_segments(count) for path in segment.retire()]
 
 
-def retire(segments: Iterable[Segment]) -> list[Path]:
-    """Rename the files of segments that are out of their log; they are whole until they are removed."""
-    retired = []
-    for segment in segments:
-        segment.close()
-        for suffix in SEGMENT_SUFFIXES:
-            path = segment.folder / offset_name(segment.base_offset, suffix)
-            away = path.with_name(path.name + DELETED)
-            try:
-                os.replace(path, away)
-            except FileNotFoundError:
-                continue
-            retired.append(away)
-    return retired
+def _deletable(log: Log) -> list[Segment]:
+    """Return the segments that are completely below the high watermark; the last one only if it has records."""
+    count = sum(1 for _, end_offset in with_ends(log.segments, log.end_offset) if end_offset <= log.high_watermark)
+    return log.segments[:count] if log.segments[-1].size_bytes else log.segments[: min(count, len(log.segments) - 1)]
 
 
-def remove_files(paths: Iterable[Path]) -> None:
-    """For good. In a thread: a file of a gigabyte takes a while."""
-    for path in paths:
-        path.unlink(missing_ok=True)
+def _beyond_retention_bytes(log: Log) -> int:
+    """Return the number of segments without which the log still has retention.bytes."""
+    if log.config.retention_bytes < 0:
+        return 0
+    excess = log.size_bytes - log.config.retention_bytes
+    return sum(1 for size in accumulate(segment.size_bytes for segment in _deletable(log)) if size <= excess)
 
 
-def _deletable(of: Log) -> list[Segment]:
-    """Segments that are below the high watermark as a whole; the last one only if there is something in it."""
-    ends = [segment.base_offset for segment in of.segments[1:]] + [of.end_offset]
-    count = sum(1 for end in ends if end <= of.high_watermark)
-    return of.segments[:count] if of.segments[-1].size_bytes else of.segments[: min(count, len(of.segments) - 1)]
-
-
-def _below_start(of: Log) -> int:
-    return sum(1 for segment in of.segments[1:] if segment.base_offset <= of.start_offset)
-
-
-def _too_much(of: Log) -> int:
-    """How many must go for the rest to be no less than retention.bytes."""
-    limit = of.config.retention_bytes
-    count, excess = 0, of.size_bytes - limit
-    if limit >= 0:
-        for segment in _deletable(of):
-            excess -= segment.size_bytes
-            if excess < 0:
-                break
-            count += 1
-    return count
-
-
-def _too_old(of: Log, now_ms: int) -> int:
-    """How many have no record that is younger than retention.ms. Without timestamps the file's own time counts."""
-    limit_ms = of.config.retention_ms
-    count = 0
-    if limit_ms >= 0:
-        for segment in _deletable(of):
-            newest = segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms
-            if now_ms - newest <= limit_ms:
-                break
-            count += 1
-    return count
+def _beyond_retention_ms(log: Log, now_ms: int) -> int:
+    """Return the number of segments older than retention.ms by their newest record, or by the file's time."""
+    if log.config.retention_ms < 0:
+        return 0
+    times = (segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms for segment in _deletable(log))
+    return sum(1 for _ in takewhile(lambda newest_ms: now_ms - newest_ms > log.config.retention_ms, times))

@@ -1,7 +1,7 @@
-"""A segment: a file of batches from one offset on, with its two indexes.
+"""A segment: a file of batches from a base offset on, with its offset index and its time index.
 
-The last segment of a log is written to; the others do not change. What is appended is in the file when `write` returns,
-so it outlives the process; `Log.flush` makes it outlive the machine.
+The last segment of a log is written to; the others do not change. An appended batch is in the file when `write`
+returns, so it survives the process; after `Log.flush` it survives the machine.
 """
 
 from __future__ import annotations
@@ -10,43 +10,54 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.broker.log.files import INDEX, LOG, TIME_INDEX, UNFINISHED, File, FileCache, offset_name, replace_file
+from headrace.broker.log.checkpoints import SegmentCheckpoint, data_crc, file_crc
+from headrace.broker.log.files import (
+    DELETED,
+    INDEX,
+    LOG,
+    MAP_BYTES,
+    RESERVE_FROM_BYTES,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX,
+    UNFINISHED,
+    File,
+    FileCache,
+    offset_name,
+    replace_or_remove,
+    reserve,
+)
 from headrace.broker.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
-from headrace.broker.log.segment_checkpoint import SegmentRow, crc_of_data, crc_of_file
-from headrace.broker.log.windows import WINDOW_BYTES
 from headrace.errors import BrokerError, Code, CorruptBatchError
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, header_layout
 from headrace.wire.primitives import Buffer
 
-RESERVE_FROM_BYTES = 1024 * 1024
-"""Up to this size a segment reserves no room on disk ahead of what is written."""
 FIRST_READ_BYTES = 4096 + HEADER_BYTES
-"""A read asks for this much at least: what may have to be skipped between two entries of an index."""
+"""Smallest first read: what may have to be skipped between two index entries."""
 COPY_BYTES = 1024 * 1024
-"""Copied at once where a file has to be made anew."""
 SCAN_BATCHES_MAX = 4096
-"""Headers that a scan holds at once."""
-WINDOW_READ_BYTES_MIN = 128 * 1024
-"""Reads of this much go through windows, smaller ones are read."""
-LOST_INDEX_INTERVAL_BYTES = 4096
-"""How dense an index becomes that is made anew because its file is lost."""
-SMALL_BYTES = 64 * 1024
-"""Of a segment up to this size an index may be missing without a word."""
+"""Headers that a scan returns at once."""
+MAP_READ_BYTES_MIN = 128 * 1024
+"""Reads from this size on use memory maps."""
+REBUILT_INDEX_INTERVAL_BYTES = 4096
+"""index.interval.bytes of indexes that are rebuilt because their files are lost."""
+UNINDEXED_BYTES_MAX = 64 * 1024
+"""Up to this size a segment without index files is normal."""
+OFFSET_MAX = 2**63 - 1
 OFFSETS_MAX = 2**31 - 1
-"""Offsets in a segment: the indexes count them in 32 bits."""
+"""Range of the offsets of a segment: indexes have 32 bits for the offset relative to the base offset."""
 
-log = logging.getLogger("headrace.broker.log")
+logger = logging.getLogger("headrace.broker.log")
 
 _base_offset = struct.Struct(">q")
 
 
 class Slice(NamedTuple):
-    """Whole batches, as they are read."""
+    """Whole batches that were read."""
 
     data: Buffer
     first_offset: int
@@ -54,7 +65,7 @@ class Slice(NamedTuple):
 
 
 class Segment:
-    """One file of batches. Event loop only, but for scans of segments that are closed."""
+    """A file of batches. Event loop only, except scans of closed segments."""
 
     def __init__(
         self, folder: Path, base_offset: int, cache: FileCache, *, created_ms: int, size_bytes: int = 0
@@ -63,9 +74,9 @@ class Segment:
         self.base_offset = base_offset
         self.size_bytes = size_bytes
         self.created_ms = created_ms
-        self.jitter_ms = 0  # comes off segment.ms
-        self.row: SegmentRow | None = None  # as it was last noted; None: not yet, or not any more
-        self._windows = cache.windows
+        self.jitter_ms = 0  # subtracted from segment.ms
+        self.checkpoint: SegmentCheckpoint | None = None  # None if it was written to since it was closed
+        self._maps = cache.maps
         self.file = File(str(folder / offset_name(base_offset, LOG)), cache)
         self._index = None if size_bytes else OffsetIndex(base_offset)
         self._times = None if size_bytes else TimeIndex(base_offset)
@@ -74,13 +85,17 @@ class Segment:
         self._unindexed_bytes = 0
         self._tail: tuple[int, int, int] | None = None  # base offset, position and checksum of the last batch, if known
         self._first_crc: int | None = None  # checksum of the first batch, if known
-        self._reserved_end = max(RESERVE_FROM_BYTES, size_bytes)  # up to here a write needs no more room
+        self._reserved_end = max(RESERVE_FROM_BYTES, size_bytes)  # writes up to here need no new reservation
         self._damage_is_logged = False
 
     def __repr__(self) -> str:
         return f"Segment({self.base_offset}, {self.size_bytes} bytes)"
 
-    # --- what it holds ---
+    def path(self, suffix: str) -> Path:
+        """Return the path of the segment's file with a suffix."""
+        return self.folder / offset_name(self.base_offset, suffix)
+
+    # --- properties of the records ---
 
     @property
     def index(self) -> OffsetIndex:
@@ -98,7 +113,7 @@ class Segment:
 
     @property
     def max_timestamp(self) -> int:
-        """The highest timestamp in it; -1 if it has none."""
+        """The highest timestamp; -1 if there is none."""
         return self.max_timestamp_entry[0]
 
     @property
@@ -106,43 +121,43 @@ class Segment:
         """The highest timestamp, and the last offset of the first batch that has it."""
         if self._max_timestamp is None:
             times = self.times
-            last = len(times) - 1
-            self._max_timestamp = (
-                (times.timestamps[last], self.base_offset + times.offsets[last])
-                if last >= 0
-                else (NO_TIMESTAMP, self.base_offset)
-            )
+            self._max_timestamp = (NO_TIMESTAMP, self.base_offset)
+            if len(times):
+                self._max_timestamp = (times.timestamps[-1], self.base_offset + times.offsets[-1])
         return self._max_timestamp
 
     @property
     def first_timestamp(self) -> int:
-        """The highest timestamp of the first batch; -1 where there is none."""
+        """The highest timestamp of the first batch; -1 if there is none."""
         if self._first_timestamp is None:
             if not self.size_bytes:
                 return NO_TIMESTAMP
             self._first_timestamp = next(self.headers(0))[1].max_timestamp
         return self._first_timestamp
 
-    def is_full(self, config_segment_bytes: int, config_index_bytes: int, size_bytes: int, last_offset: int) -> bool:
-        """Whether a batch of that size, up to that offset, has to go to the next segment."""
+    def is_full(self, segment_bytes: int, index_bytes: int, batch_bytes: int, last_offset: int) -> bool:
+        """Return whether a batch of `batch_bytes` that ends with `last_offset` has to go to the next segment.
+
+        `segment_bytes` and `index_bytes` are the limits of the configuration.
+        """
         index, times = self._index, self._times
         if index is None or times is None:
             index, times = self.index, self.times
         return (
-            self.size_bytes + size_bytes > config_segment_bytes
+            self.size_bytes + batch_bytes > segment_bytes
             or last_offset - self.base_offset > OFFSETS_MAX
-            or len(index.lasts) >= config_index_bytes // OFFSET_ENTRY_BYTES
-            or len(times.offsets) >= config_index_bytes // TIME_ENTRY_BYTES - 1
+            or len(index.lasts) >= index_bytes // OFFSET_ENTRY_BYTES
+            or len(times.offsets) >= index_bytes // TIME_ENTRY_BYTES - 1
         )
 
     # --- writing ---
 
     def write(self, parts: Sequence[Buffer], size_bytes: int) -> int:
-        """Put bytes at the end, all or none, and return where they begin. Raises OSError."""
+        """Append all bytes or none, and return their position. Raise OSError."""
         fd = self.file.fd()
         position = self.size_bytes
         if position + size_bytes > self._reserved_end:
-            self._reserve(fd, position + size_bytes)
+            self._reserved_end = reserve(fd, position + size_bytes)
         try:
             written = os.pwritev(fd, parts, position)
             if written != size_bytes:
@@ -153,19 +168,14 @@ class Segment:
         self.size_bytes = position + size_bytes
         return position
 
-    def _reserve(self, fd: int, end: int) -> None:
-        from headrace.broker.log.reserving import reserve  # only busy logs ever need it
-
-        self._reserved_end = reserve(fd, end)
-
-    def _release(self) -> None:
-        """Give back what was reserved and not used."""
+    def _release_reserved(self) -> None:
+        """Release disk space that was reserved and not used."""
         if self._reserved_end > max(RESERVE_FROM_BYTES, self.size_bytes):
             os.ftruncate(self.file.fd(), self.size_bytes)
         self._reserved_end = max(RESERVE_FROM_BYTES, self.size_bytes)
 
-    def note(self, position: int, header: BatchHeader, base_offset: int, interval_bytes: int) -> None:
-        """Enter a batch that was written at `position` into the indexes."""
+    def add_to_index(self, position: int, header: BatchHeader, base_offset: int, interval_bytes: int) -> None:
+        """Add a batch that was written at `position` to the indexes."""
         last_offset = base_offset + header.last_offset_delta
         timestamp = header.max_timestamp
         if self._first_timestamp is None:
@@ -182,87 +192,103 @@ class Segment:
             self._first_crc = header.crc
 
     def truncate(self, position: int, end_offset: int) -> None:
-        """Cut off everything from `position` on, which is where `end_offset` begins."""
+        """Remove everything from `position` on, where `end_offset` begins."""
         self.index.truncate(position)
         self.times.truncate(end_offset)
-        self._cut_file(position)
+        self._truncate_file(position)
         self.size_bytes = position
         self._reserved_end = max(RESERVE_FROM_BYTES, position)
         if not position:
             self._first_timestamp = self._first_crc = None
         self.load_tail()
 
-    def _cut_file(self, size_bytes: int) -> None:
-        """Shorten the file. Who still looks at its end through a window keeps the old file."""
-        if self._windows.forget(self):
+    def _truncate_file(self, size_bytes: int) -> None:
+        """Truncate the file, or replace it by a shorter copy while responses still use a map of it."""
+        if self._maps.drop(self):
             os.ftruncate(self.file.fd(), size_bytes)
             return
-        fresh = f"{self.file.path}{UNFINISHED}"
-        with open(self.file.path, "rb") as source, open(fresh, "wb") as target:
+        temporary = f"{self.file.path}{UNFINISHED}"
+        with open(self.file.path, "rb") as source, open(temporary, "wb") as target:
             left = size_bytes
             while left:
                 part = source.read(min(left, COPY_BYTES))
                 target.write(part)
                 left -= len(part)
         self.file.close()
-        os.replace(fresh, self.file.path)
+        os.replace(temporary, self.file.path)
 
-    def limit(self, size_bytes: int) -> None:
-        """Read no further: what follows is damaged. The file stays as it is."""
+    def limit_to(self, size_bytes: int) -> None:
+        """Ignore the file from `size_bytes` on because it is damaged there. The file does not change."""
         self.index.truncate(size_bytes)
         self.size_bytes = size_bytes
         self._reserved_end = max(RESERVE_FROM_BYTES, size_bytes)
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._windows.forget(self)
+        """Release the file and its maps."""
+        self._maps.drop(self)
         self.file.close()
 
-    def write_indexes(self) -> tuple[int, int]:
-        """Put the indexes on disk, and return their checksums: the segment is complete, or the log is being closed.
+    def delete(self) -> None:
+        """Close the segment and delete its files."""
+        self.close()
+        for suffix in SEGMENT_SUFFIXES:
+            self.path(suffix).unlink(missing_ok=True)
 
-        A segment with nothing in its index needs no files: it is read faster than they are. Many logs are that small.
-        """
-        self._release()
-        self.end_times()
-        return (
-            self._write_index(INDEX, self.index.to_bytes()),
-            self._write_index(TIME_INDEX, self.times.to_bytes() if len(self.index) else b""),
-        )
+    def retire(self) -> list[Path]:
+        """Close the segment, rename its files to `.deleted` and return their new paths."""
+        self.close()
+        retired = []
+        for suffix in SEGMENT_SUFFIXES:
+            path = self.path(suffix)
+            renamed = path.with_name(path.name + DELETED)
+            try:
+                os.replace(path, renamed)
+            except FileNotFoundError:
+                continue
+            retired.append(renamed)
+        return retired
 
-    def close_with(self, records_end: int, aborted_crc: int) -> None:
-        """Write the indexes, and note what the segment is now. `aborted_crc` is of its transaction index."""
+    def seal(self, records_end: int, aborted_crc: int) -> None:
+        """Write the indexes and set the checkpoint. `aborted_crc` is the checksum of the transaction index."""
+        self.set_checkpoint(records_end, (*self._write_indexes(), aborted_crc))
+
+    def set_checkpoint(self, records_end: int, crcs: tuple[int, int, int]) -> None:
+        """Set the checkpoint. `crcs` are the checksums of offset index, time index and transaction index."""
         if self._first_crc is None:
             self._first_crc = next(self.headers(0))[1].crc if self.size_bytes else 0
         last_crc = self._tail[2] if self._tail is not None else 0
-        index_crc, times_crc = self.write_indexes()
-        self.row = SegmentRow(
-            self.base_offset, records_end, self.size_bytes, self._first_crc, last_crc, index_crc, times_crc, aborted_crc
+        self.checkpoint = SegmentCheckpoint(
+            self.base_offset, records_end, self.size_bytes, self._first_crc, last_crc, *crcs
         )
 
-    def end_times(self) -> None:
-        """The last entry of the time index says the highest timestamp of all."""
-        self.times.append(*self.max_timestamp_entry)
+    def _write_indexes(self) -> tuple[int, int]:
+        """Write the index files and return their checksums.
 
-    def _write_index(self, suffix: str, data: bytes) -> int:
-        path = self.folder / offset_name(self.base_offset, suffix)
-        if data:
-            replace_file(path, data, sync=False)
-        else:
-            path.unlink(missing_ok=True)
-        return crc_of_data(data)
+        A segment without index entries has no index files: reading the records is faster. Many logs are that small.
+        """
+        self._release_reserved()
+        self.complete_time_index()
+        index = self.index.to_bytes()
+        times = self.times.to_bytes() if len(self.index) else b""
+        replace_or_remove(self.path(INDEX), index)
+        replace_or_remove(self.path(TIME_INDEX), times)
+        return data_crc(index), data_crc(times)
+
+    def complete_time_index(self) -> None:
+        """Add the highest timestamp of the segment as the last entry of the time index."""
+        self.times.append(*self.max_timestamp_entry)
 
     # --- reading ---
 
     def read(self, offset: int, bytes_max: int, end_offset: int, at_least_one: bool) -> Slice | None:
-        """Whole batches from the one that has `offset`, or the next one. None: there is none in this segment."""
+        """Return whole batches from the one with `offset`, or the next one, on; None if the segment has none."""
         fd = self.file.fd()
         position = self.position_of(offset)
-        want = bytes_max if bytes_max > FIRST_READ_BYTES else FIRST_READ_BYTES
+        size = bytes_max if bytes_max > FIRST_READ_BYTES else FIRST_READ_BYTES
         needed = 0
-        while position < self.size_bytes:  # every turn gets nearer to the batch, or has it whole
+        while position < self.size_bytes:  # each pass gets closer to the batch or has it completely
             left = self.size_bytes - position
-            data = self._bytes(fd, position, want if want < left else left, needed)
+            data = self._bytes(fd, position, size if size < left else left, needed)
             try:
                 start, stop, first, following, needed = kernel.cut_batches(data, offset, end_offset, bytes_max)
             except CorruptBatchError as error:
@@ -278,13 +304,13 @@ class Segment:
             position += start
             if needed > self.size_bytes - position > 0:
                 raise self._damaged(position, "a batch is cut short")
-            want = needed if needed > bytes_max else bytes_max
+            size = needed if needed > bytes_max else bytes_max
         return None
 
     def _bytes(self, fd: int, position: int, size: int, needed: int) -> Buffer:
-        """As many bytes, or fewer if it is not less than is needed."""
-        if size >= WINDOW_READ_BYTES_MIN and needed <= WINDOW_BYTES:
-            view = self._windows.view(self, fd, position, size, self.size_bytes)
+        """Return `size` bytes, or fewer but at least `needed`."""
+        if size >= MAP_READ_BYTES_MIN and needed <= MAP_BYTES:
+            view = self._maps.view(self, fd, position, size, self.size_bytes)
             if view is not None:
                 return view
         data = os.pread(fd, size, position)
@@ -293,7 +319,7 @@ class Segment:
         return data
 
     def position_of(self, offset: int) -> int:
-        """Where a search for the batch with this offset may begin."""
+        """Return a position at or before the batch with this offset, close to it."""
         if self._tail is not None and offset >= self._tail[0]:
             return self._tail[1]
         low, near = self.index.around(offset)
@@ -305,99 +331,101 @@ class Segment:
         return low
 
     def headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Positions and headers of the batches from `position` on."""
+        """Yield the positions and headers of the batches from `position` on."""
         while position < self.size_bytes:
-            data = os.pread(self.file.fd(), HEADER_BYTES, position)
-            if len(data) < HEADER_BYTES:
+            header = self.header_at(position)
+            if header is None:
                 raise self._damaged(position, "a header is cut short")
-            header = BatchHeader._make(header_layout.unpack(data))
             if header.size < HEADER_BYTES:
                 raise self._damaged(position, f"a batch of {header.size} bytes")
             yield position, header
             position += header.size
 
     def header_at(self, position: int) -> BatchHeader | None:
-        """What is in the place of a header, unchecked; None if the segment ends before it would."""
+        """Return the bytes at a position as a header, unchecked; None if the file ends before it does."""
         data = os.pread(self.file.fd(), HEADER_BYTES, position)
-        return BatchHeader._make(header_layout.unpack(data)) if len(data) == HEADER_BYTES else None
+        return BatchHeader(*header_layout.unpack(data)) if len(data) == HEADER_BYTES else None
+
+    def first_headers(self) -> list[BatchHeader]:
+        """Return the headers of the intact batches at the beginning, with any offsets."""
+        batches, _ = next(self.scan(verify=True, offset_min=0), ([], ""))
+        return [header for _, header in batches]
 
     def batch_bytes(self, position: int, header: BatchHeader) -> bytes:
-        """A batch as it lies in the file."""
+        """Return the bytes of a batch."""
         data = os.pread(self.file.fd(), header.size, position)
         if len(data) != header.size:
             raise self._damaged(position, "a batch is cut short")
         return data
 
-    def _damaged(self, position: int, what: str) -> BrokerError:
-        """An error that clients give to their users: KAFKA_STORAGE_ERROR they would retry for ever, without a word."""
-        text = f"{self.file.path} is damaged at byte {position}: {what}"
+    def _damaged(self, position: int, problem: str) -> BrokerError:
+        """Return a CORRUPT_MESSAGE error: clients raise it, while they would retry KAFKA_STORAGE_ERROR endlessly."""
+        text = f"{self.file.path} is damaged at byte {position}: {problem}"
         if not self._damage_is_logged:
             self._damage_is_logged = True
-            log.error("%s; fetches of it fail with CORRUPT_MESSAGE", text)
+            logger.error("%s; fetches of it fail with CORRUPT_MESSAGE", text)
         return BrokerError(text, code=Code.CORRUPT_MESSAGE)
 
-    # --- from disk ---
+    # --- loading ---
 
     def load_tail(self) -> int:
-        """Learn what the indexes do not say from the last batches, and return the offset after them.
+        """Read the batches behind the last index entry, and return the offset after them.
 
-        Raises ValueError if they are torn or damaged.
+        Raise ValueError if they are torn or damaged.
         """
         index = self.index
-        position = index.positions[-1] if len(index) else 0
-        self._unindexed_bytes = self.size_bytes - position
+        first_position = index.positions[-1] if len(index) else 0
+        self._unindexed_bytes = self.size_bytes - first_position
         self._tail = None
         self._max_timestamp = None
         next_offset = self.base_offset
-        for placed, problem in self.scan(verify=True, position=position):
-            for at, header in placed:
-                self._tail = (header.base_offset, at, header.crc)
+        for batches, problem in self.scan(verify=True, position=first_position):
+            for position, header in batches:
+                self._tail = (header.base_offset, position, header.crc)
                 next_offset = header.last_offset + 1
                 if header.max_timestamp > self.max_timestamp_entry[0]:
                     self._max_timestamp = (header.max_timestamp, header.last_offset)
             if problem:
-                raise ValueError(f"after byte {position}: {problem}")
+                raise ValueError(f"after byte {first_position}: {problem}")
         return next_offset
 
     def _load_indexes(self) -> None:
-        """Both from their files, or both from the records."""
-        index_path = self.folder / offset_name(self.base_offset, INDEX)
-        times_path = self.folder / offset_name(self.base_offset, TIME_INDEX)
+        """Load both indexes from their files, or rebuild both."""
+        index_path, times_path = self.path(INDEX), self.path(TIME_INDEX)
         index = OffsetIndex.read(index_path, self.base_offset, self.size_bytes)
         times = TimeIndex.read(times_path, self.base_offset)
-        row = self.row
-        is_noted = row is None or (crc_of_file(index_path), crc_of_file(times_path)) == (row.index_crc, row.times_crc)
-        if index is not None and times is not None and is_noted and self._fits(index):
+        saved = self.checkpoint
+        is_saved = saved is None or (file_crc(index_path), file_crc(times_path)) == (saved.index_crc, saved.times_crc)
+        if index is not None and times is not None and is_saved and self._is_plausible(index):
             self._index, self._times = index, times
             return
-        if self.size_bytes > SMALL_BYTES or not is_noted:
-            log.warning("%s: its indexes are missing or damaged, and made anew", self.file.path)
-        self._make_indexes()
-        index_crc, times_crc = self.write_indexes()
-        if row is not None:
-            self.row = row._replace(index_crc=index_crc, times_crc=times_crc)
+        if self.size_bytes > UNINDEXED_BYTES_MAX or not is_saved:
+            logger.warning("%s: its indexes are missing or damaged and are rebuilt", self.file.path)
+        self.rebuild_indexes(REBUILT_INDEX_INTERVAL_BYTES)
+        index_crc, times_crc = self._write_indexes()
+        if saved is not None:
+            self.checkpoint = saved._replace(index_crc=index_crc, times_crc=times_crc)
 
-    def _make_indexes(self) -> None:
-        """From the records, up to what is damaged: nothing behind that can be found."""
-        self.forget_indexes()
-        for placed, _ in self.scan(verify=False):
-            for position, header in placed:
-                self.note(position, header, header.base_offset, LOST_INDEX_INTERVAL_BYTES)
+    def rebuild_indexes(self, interval_bytes: int) -> int:
+        """Rebuild the indexes from the records up to the first damaged batch, and return the offset after the last."""
+        self.reset_indexes()
+        next_offset = self.base_offset
+        for batches, _ in self.scan(verify=False):
+            for position, header in batches:
+                self.add_to_index(position, header, header.base_offset, interval_bytes)
+                next_offset = header.last_offset + 1
+        return next_offset
 
-    def _fits(self, index: OffsetIndex) -> bool:
-        """Whether some entries of an index are right: the first, one in the middle, the last."""
-        places = {0, len(index) // 2, len(index) - 1} if len(index) else set()
-        for place in places:
-            data = os.pread(self.file.fd(), HEADER_BYTES, index.positions[place])
-            if len(data) < HEADER_BYTES:
-                return False
-            header = BatchHeader._make(header_layout.unpack(data))
-            if header.magic != 2 or header.last_offset != self.base_offset + index.lasts[place]:
+    def _is_plausible(self, index: OffsetIndex) -> bool:
+        """Return whether the first, a middle and the last entry of an index match the file."""
+        for number in {0, len(index) // 2, len(index) - 1} if len(index) else ():
+            header = self.header_at(index.positions[number])
+            if header is None or header.magic != 2 or header.last_offset != self.base_offset + index.lasts[number]:
                 return False
         return True
 
-    def forget_indexes(self) -> None:
-        """Begin the indexes anew, to be filled by `note`."""
+    def reset_indexes(self) -> None:
+        """Start with empty indexes, to be filled by `add_to_index`."""
         self._index, self._times = OffsetIndex(self.base_offset), TimeIndex(self.base_offset)
         self._max_timestamp = (NO_TIMESTAMP, self.base_offset)
         self._first_timestamp = self._first_crc = self._tail = None
@@ -406,9 +434,9 @@ class Segment:
     def scan(
         self, *, verify: bool, position: int = 0, offset_min: int | None = None
     ) -> Iterator[tuple[list[tuple[int, BatchHeader]], str]]:
-        """Positions and headers of all batches, some at a time; with the last ones what is wrong after them.
+        """Yield lists of (position, header) of all batches; with the last list, the problem behind it, if any.
 
-        Offsets below `offset_min` are wrong; unless it is said, those below the segment's.
+        An offset below `offset_min` is a problem. The default is the base offset of the segment.
         """
         if not self.size_bytes:
             return
@@ -418,19 +446,25 @@ class Segment:
             problem = ""
             while position < self.size_bytes and not problem:
                 headers, _, problem = kernel.scan_batches(view, position, offset_min, SCAN_BATCHES_MAX, verify)
-                placed = []
+                batches = []
                 for header in headers:
-                    placed.append((position, header))
+                    batches.append((position, header))
                     position += header.length + 12
                     offset_min = header.last_offset + 1
-                yield placed, problem
+                yield batches, problem
+
+
+def with_ends(segments: Sequence[Segment], end_offset: int) -> Iterable[tuple[Segment, int]]:
+    """Pair each segment with the base offset of the next one; the last with `end_offset`."""
+    ends = [*(segment.base_offset for segment in segments[1:]), end_offset]
+    return zip(segments, ends, strict=False)
 
 
 def _write_rest(fd: int, parts: Sequence[Buffer], position: int, written: int) -> None:
-    """What a write that stopped early has left over: a disk nearly full, a signal."""
+    """Complete a write that stopped early, because of a nearly full disk or a signal."""
     rest = memoryview(b"".join(parts))[written:]
     position += written
     while rest:
-        done = os.pwrite(fd, rest, position)
-        rest = rest[done:]
-        position += done
+        count = os.pwrite(fd, rest, position)
+        rest = rest[count:]
+        position += count

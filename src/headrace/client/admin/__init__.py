@@ -11,7 +11,7 @@ Each call blocks until the response (blocking.py), and raises a BrokerError that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self, Unpack
 
 from headrace.client.admin.configs import (
     Append,
@@ -44,7 +44,7 @@ from headrace.client.admin.transactions import (
     TransactionDescription,
     TransactionListing,
 )
-from headrace.client.blocking import BlockingClient, ClientSettings
+from headrace.client.blocking import BlockingClient, ClientOptions, ClientSettings
 from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.types import TopicPartition
 
@@ -76,8 +76,13 @@ __all__ = [
 class AdminClient(TopicAdmin, ConfigAdmin, GroupAdmin, TransactionAdmin):
     """A blocking admin client. Threads may share it; their calls are serialized."""
 
-    def __init__(self, bootstrap_servers: str | Sequence[str], *, clock: Clock = SYSTEM_CLOCK, **options: Any) -> None:
-        """`options` are those of `ClientSettings`: client_id, timeout_ms, tls, sasl, …"""
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: Unpack[ClientOptions],
+    ) -> None:
         super().__init__(BlockingClient(ClientSettings(bootstrap_servers, **options), clock))
 
     def close(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from headrace.producer.records import Delivery, Headers, RecordMetadata
 from headrace.wire._reference.checksums import murmur2
 from headrace.wire.layout import Header
 
@@ -16,19 +17,20 @@ class RecordFuture:
     __slots__ = ("batch", "index", "key_size", "timestamp", "value_size")
 
     def __init__(self, batch: Any, index: int, key_size: int, value_size: int, timestamp: int) -> None:
-        self.batch = batch
-        self.index = index
-        self.key_size = key_size
-        self.value_size = value_size
-        self.timestamp = timestamp
+        self.batch: Any = batch
+        self.index: int = index
+        self.key_size: int = key_size
+        self.value_size: int = value_size
+        self.timestamp: int = timestamp
 
     def done(self) -> bool:
         """Return True once there is a result or an error."""
         return bool(self.batch.done_for(self))
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait up to `timeout` seconds for the record's metadata, or raise the error of the send."""
-        return self.batch.wait(self, timeout)
+        metadata: RecordMetadata = self.batch.wait(self, timeout)
+        return metadata
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """Wait up to `timeout` seconds for the error of the send; None if the record was delivered."""
@@ -39,8 +41,9 @@ class RecordFuture:
         """Call `callback(future)` when done: on the I/O thread, or at once if it is done already."""
         self.batch.add_done_callback(self, callback)
 
-    def __await__(self) -> Any:
-        return self.batch.wait_async(self).__await__()
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        metadata: Generator[Any, None, RecordMetadata] = self.batch.wait_async(self).__await__()
+        return metadata
 
 
 class TopicAppender:
@@ -67,12 +70,12 @@ class TopicAppender:
 
     def try_append(
         self,
-        key: bytes | None,
-        value: bytes | None,
+        key: object,
+        value: object,
         partition: int | None,
         timestamp_ms: int | None,
         headers: Sequence[Header] | None,
-        on_delivery: Callable[..., object] | None,
+        on_delivery: Delivery | None,
     ) -> RecordFuture | None:
         """Append a record to the open batch of its partition and return its future.
 
@@ -84,12 +87,12 @@ class TopicAppender:
 
     def try_append_locked(
         self,
-        key: bytes | None,
-        value: bytes | None,
+        key: object,
+        value: object,
         partition: int | None,
         timestamp_ms: int | None,
         headers: Sequence[Header] | None,
-        on_delivery: Callable[..., object] | None,
+        on_delivery: Delivery | None,
     ) -> RecordFuture | None:
         """`try_append` for a thread that holds the topic's lock."""
         if (value is not None and type(value) is not bytes) or (key is not None and type(key) is not bytes):
@@ -126,13 +129,13 @@ class FastSend:
     def send(
         self,
         topic: str,
-        value: Any = None,
-        key: Any = None,
+        value: object = None,
+        key: object = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: Iterable[Header] | Mapping[str, bytes | None] | None = None,
-        on_delivery: Callable[[Any, Exception | None], object] | None = None,
+        headers: Headers = None,
+        on_delivery: Delivery | None = None,
     ) -> RecordFuture:
         """Queue a record and return its future at once. Blocks only for metadata and memory, up to max.block.ms."""
         if self._fast_send_enabled and headers is None:
@@ -146,19 +149,19 @@ class FastSend:
     def _send(
         self,
         topic: str,
-        value: Any,
-        key: Any,
+        value: object,
+        key: object,
         partition: int | None,
         timestamp_ms: int | None,
-        headers: Iterable[Header] | Mapping[str, bytes | None] | None,
-        on_delivery: Callable[[Any, Exception | None], object] | None,
+        headers: Headers,
+        on_delivery: Delivery | None,
     ) -> RecordFuture:
         raise NotImplementedError
 
 
 def run_callbacks(
     callbacks: list[Any],
-    metadata_class: Callable[..., Any],
+    metadata_class: type[RecordMetadata],
     topic: str,
     partition: int,
     base_offset: int,

@@ -1,0 +1,6 @@
+from collections.abc import Iterable
+
+from headrace.wire.primitives import Buffer
+
+def sendmsg(fd: int, parts: Iterable[Buffer]) -> int: ...
+def recv_into(fd: int, room: Buffer) -> int: ...

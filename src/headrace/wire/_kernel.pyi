@@ -1,0 +1,19 @@
+# The compiled kernel has the names and signatures of the Python reference; a test compares them.
+from headrace.wire._reference import ColumnDecoder as ColumnDecoder
+from headrace.wire._reference import MessageCodec as MessageCodec
+from headrace.wire._reference import OpenBatch as OpenBatch
+from headrace.wire._reference import check_records as check_records
+from headrace.wire._reference import crc32c as crc32c
+from headrace.wire._reference import cut_batches as cut_batches
+from headrace.wire._reference import decode_messages as decode_messages
+from headrace.wire._reference import decode_records as decode_records
+from headrace.wire._reference import encode_columns as encode_columns
+from headrace.wire._reference import encode_messages as encode_messages
+from headrace.wire._reference import find_timestamp as find_timestamp
+from headrace.wire._reference import hash_rows as hash_rows
+from headrace.wire._reference import largest_row as largest_row
+from headrace.wire._reference import murmur2 as murmur2
+from headrace.wire._reference import partition_keys as partition_keys
+from headrace.wire._reference import scan_batches as scan_batches
+from headrace.wire._reference import scan_records as scan_records
+from headrace.wire._reference import write_header as write_header
