@@ -180,13 +180,13 @@ async def test_producer_ids_are_unique_across_brokers(tmp_path: Path) -> None:
 
 
 async def until_asked(broker: Broker, request: Message, version: int) -> Message:
-    """The answer when it is no longer that something is being loaded."""
+    """Return the response when the coordinator is loaded."""
     for _ in range(100):
         answer: Any = await asked(broker, request, version)
         if answer.error_code != Code.COORDINATOR_LOAD_IN_PROGRESS:
             return cast("Message", answer)
         await asyncio.sleep(0.02)
-    raise TimeoutError("it is still being loaded")
+    raise TimeoutError("timed out waiting for the coordinator to load")
 
 
 # -- stops and restarts --------------------------------------------------------------------------

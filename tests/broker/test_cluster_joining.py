@@ -140,7 +140,7 @@ def test_brokers_use_tls_if_their_listener_does(tmp_path: Path) -> None:
             broker_in_loop(tmp_path / "1", **first) as broker1,
             broker_in_loop(tmp_path / "2", **second) as broker2,
         ):
-            broker1.topic_admin.create("t", 1, 2)
+            broker1.topic_manager.create("t", 1, 2)
             await until("2 knows it", lambda: broker2.catalog.topics.by_name.get("t"))
 
     asyncio.run(run())

@@ -109,7 +109,7 @@ async def exercise(cluster: ReplicaCluster) -> None:
     finally:
         await asyncio.to_thread(producer.close, 5)
     for index in (0, 2):
-        log = cluster.partition(cluster.place("t", index).leader, "t", index).log
+        log = cluster.partition(cluster.registration("t", index).leader, "t", index).log
         await until("it is stable", lambda log=log: log.last_stable_offset == log.end_offset)  # type: ignore[misc]
         await cluster.logs_agree("t", index)
     with Connection(cluster.address(1)) as connection:

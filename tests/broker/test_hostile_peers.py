@@ -224,7 +224,7 @@ def test_batches_are_converted_for_old_clients_off_the_event_loop(monkeypatch, t
 
     monkeypatch.setattr(fetch, "_as_message_set", noting)
     with OpenBroker(tmp_path / "data") as broker, Connection(broker.bootstrap) as connection:
-        topic = broker.do(lambda inner: inner.topic_admin.create("old", 1).name)
+        topic = broker.do(lambda inner: inner.topic_manager.create("old", 1).name)
         assert connection.produce(topic, bytes(encode([Record(0, 1, None, b"value", ())], codec=GZIP))).error_code == 0
         assert b"value" in gunzipped(connection.fetch(topic, version=2).records)
     assert [name.startswith("headrace-checking") for name in threads] == [True]
@@ -248,7 +248,7 @@ def test_timestamps_in_large_batches_are_searched_off_the_event_loop(monkeypatch
     monkeypatch.setattr("headrace.broker.handlers.list_offsets.find_record", noting)
     large = [Record(n, 100 + n, None, bytes(1000), ()) for n in range(2000)]
     with OpenBroker(tmp_path / "data") as broker, Connection(broker.bootstrap) as connection:
-        topic = broker.do(lambda inner: inner.topic_admin.create("timed", 1).name)
+        topic = broker.do(lambda inner: inner.topic_manager.create("timed", 1).name)
         assert connection.produce(topic, bytes(encode(large, codec=ZSTD))).error_code == 0
         part = ListOffsetsPartition(partition_index=0, timestamp=1000)
         request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=topic, partitions=[part])])

@@ -234,7 +234,7 @@ def test_with_flush_messages_1_the_response_waits_for_the_disk(broker, connectio
 def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
     """With one broker the other replica exists in the catalog only."""
     with OpenBroker(tmp_path) as own:
-        own.do(lambda inner: inner.topic_admin.create("replicated", 1, 1, {"min.insync.replicas": "1"}))
+        own.do(lambda inner: inner.topic_manager.create("replicated", 1, 1, {"min.insync.replicas": "1"}))
 
         def pretend(inner, replicas, isr):
             topic = inner.catalog.topics.by_name["replicated"]

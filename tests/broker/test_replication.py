@@ -240,7 +240,7 @@ def test_waiting_requests_fail_with_not_leader_when_leadership_moves(tmp_path):
         await until("it is appended", lambda: cluster.partition(2, "t").log.end_offset == 1)
         await cluster.stop(2)
         assert (await waiting).error_code == Code.NOT_LEADER_OR_FOLLOWER
-        assert cluster.place("t").leader == 3
+        assert cluster.registration("t").leader == 3
 
     run(tmp_path, test)
 
@@ -268,7 +268,7 @@ def test_check_7_the_next_leader_detects_a_duplicate(tmp_path):
             answer = await produce(cluster, 2, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
             assert answer.base_offset == number
         await cluster.stop(2)
-        assert cluster.place("t").leader == 3
+        assert cluster.registration("t").leader == 3
         for number in range(5):
             answer = await produce(cluster, 3, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
             assert (answer.error_code, answer.base_offset) == (Code.NONE, number)
@@ -278,7 +278,7 @@ def test_check_7_the_next_leader_detects_a_duplicate(tmp_path):
         await cluster.start(2)
         await cluster.in_sync("t", 1, 2, 3)
         await cluster.stop(3)
-        await until("another one leads", lambda: cluster.place("t").leader == 2)
+        await until("another one leads", lambda: cluster.registration("t").leader == 2)
         answer = await produce(cluster, 2, "t", batch(b"3", producer=Writer(77, 0, 3)))
         assert (answer.error_code, answer.base_offset) == (Code.NONE, 3)
 
@@ -370,12 +370,12 @@ def test_check_23_the_last_replica_is_not_elected_when_its_tail_is_lost(tmp_path
         (folder.parent / ".kafka_cleanshutdown").unlink()
         await cluster.start(2)
         if unclean == "true":
-            await until("it leads", lambda: cluster.place("t").leader == 2)
+            await until("it leads", lambda: cluster.registration("t").leader == 2)
             assert await read(cluster, 2, "t") == [b"a"]
             assert "t-0: broker 2 is leader by unclean election: acknowledged records that it lacks" in caplog.text
         else:
             await asyncio.sleep(0.5)  # nothing is to happen
-            assert cluster.place("t").leader == -1
+            assert cluster.registration("t").leader == -1
             assert "t-0 has no leader: every broker that had all acknowledged records" in caplog.text
             assert "headrace topic config t --set unclean.leader.election.enable=true" in caplog.text
 

@@ -55,7 +55,7 @@ async def seen(cluster, node, index, *, committed=True):
 def coordinator_of(cluster, topic, key) -> tuple[int, int]:
     """The partition that a key is kept in, and the broker that leads it."""
     index = coordinator_partition(key, 2)
-    return index, cluster.place(topic, index).leader
+    return index, cluster.registration(topic, index).leader
 
 
 async def patiently(work):
@@ -141,7 +141,7 @@ def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_pa
 def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
     async def test(cluster):
         index, node, who = await begin(cluster)
-        epoch = cluster.place(TRANSACTION_STATE, index).leader_epoch
+        epoch = cluster.registration(TRANSACTION_STATE, index).leader_epoch
         await cluster.elect(TRANSACTION_STATE, 1 if node != 1 else 2, index)
         after = cluster.brokers[1 if node != 1 else 2].transactions
         await patiently(lambda: after.end_transaction(ID, who, True, 2))
@@ -243,7 +243,7 @@ def test_our_producer_commits_and_aborts_across_brokers_while_they_come_and_go(t
         finally:
             await asyncio.to_thread(producer.close, 5)
         for index in range(3):
-            leader = cluster.place("t", index).leader
+            leader = cluster.registration("t", index).leader
             expected = [b"%s-%d" % (name, index) for name in (b"one", b"two", b"three")]
             await until("it is stable", partial(_is_stable, cluster.partition(leader, "t", index).log))
             assert await seen(cluster, leader, index) == expected

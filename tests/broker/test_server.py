@@ -206,7 +206,7 @@ def test_reading_pauses_behind_a_request_that_waits(broker, topic):
 
 def test_a_disconnect_during_a_long_poll_leaks_nothing(tmp_path):
     with OpenBroker(tmp_path) as broker:
-        topic = broker.do(lambda inner: inner.topic_admin.create("left", 1).name)
+        topic = broker.do(lambda inner: inner.topic_manager.create("left", 1).name)
         raws = [RawConnection(broker.bootstrap) for _ in range(20)]
         for raw in raws:
             raw.send(frame(fetch(topic, wait_ms=60_000), 12))

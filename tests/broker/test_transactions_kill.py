@@ -70,7 +70,7 @@ def test_a_broker_continues_from_any_state_on_disk(tmp_path, state, version):
 async def _leave_in_state(data, copy, state, version):
     """Bring a transaction of two partitions to a state, copy the disk, and return producer id and epoch."""
     async with broker_in_loop(data) as broker:
-        broker.topic_admin.create("topic", 2, 1, {})
+        broker.topic_manager.create("topic", 2, 1, {})
         transactions = broker.transactions
         producer = await transactions.init_producer_id(ID, TIMEOUT_MS)
         if state != "Empty":

@@ -99,7 +99,7 @@ def _log_bytes(broker):
 def test_nothing_can_be_added_while_a_transaction_completes(tmp_path):
     async def main():
         async with broker_in_loop(tmp_path / "data") as broker:
-            broker.topic_admin.create("topic", 1, 1, {})
+            broker.topic_manager.create("topic", 1, 1, {})
             released = hold_markers(broker)
             await asyncio.to_thread(end_and_add, broker.listeners[0].address, asyncio.get_running_loop(), released)
 

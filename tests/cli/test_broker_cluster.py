@@ -119,7 +119,7 @@ def test_a_partition_that_lost_its_data_is_named_with_a_working_remedy(tmp_path)
         for node_id in (1, 2):
             control.call(ready["control"], "brokers.start", 30, node_id=node_id)
         shown = headrace(*status).stdout
-        assert "orders-0 has no leader: every broker that had all acknowledged records has come back without" in shown
+        assert "orders-0 has no leader: every broker that had all acknowledged records has restarted without" in shown
         assert "Stop broker 1 and restore its data folder" in shown
         (row,) = json.loads(headrace(*status, "--format", "json").stdout)["leaderless"]
         assert (row["topic"], row["partition"], row["candidates"]) == ("orders", 0, [])

@@ -1,4 +1,4 @@
-"""A cluster on the event loop of the test: as quick as can be, and open to look inside. Nobody can be killed here."""
+"""A cluster on the event loop of the test: fast, and with access to its internals. Brokers cannot be killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def cluster_in_loop(
     options: Mapping[str, object] | None = None,
     racks: Mapping[int, str] | None = None,
 ) -> AsyncIterator[list[Broker]]:
-    """Brokers 1 to `count`, the first one the controller; stopped in the end, that one last."""
+    """Start brokers 1 to `count`; the first is the controller, and stopped last."""
     async with AsyncExitStack() as running:
         brokers: list[Broker] = []
         for node_id in range(1, count + 1):
@@ -47,18 +47,18 @@ async def cluster_in_loop(
         yield brokers
 
 
-async def until(what: str, ask: Callable[[], T | None]) -> T:
-    """Turn the loop until the answer is true, and return it."""
+async def until(what: str, condition: Callable[[], T | None]) -> T:
+    """Run the event loop until the condition is true, and return its value."""
     deadline = asyncio.get_running_loop().time() + SECONDS_MAX
-    while not (answer := ask()):
+    while not (value := condition()):
         if asyncio.get_running_loop().time() > deadline:
-            raise TimeoutError(f"{what}: not after {SECONDS_MAX:g} s; the last answer was {answer!r}")
+            raise TimeoutError(f"timed out after {SECONDS_MAX:g} s waiting for {what}; the last value was {value!r}")
         await asyncio.sleep(_POLL_SECONDS)
-    return answer
+    return value
 
 
 async def asked(broker: Broker, message: Message, version: int) -> Message:
-    """A broker's answer, by a connection of its own."""
+    """Return the response of a broker, on a new connection."""
     listener = broker.listeners[0]
     peer = Peer(lambda: (listener.host, listener.port), client_id="test")
     try:

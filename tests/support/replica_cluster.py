@@ -1,4 +1,4 @@
-"""A cluster on the event loop of the test whose brokers come and go, for tests of replicas.
+"""A cluster on the event loop of the test whose brokers can be stopped and started, for tests of replication.
 
 async with replica_cluster(tmp_path, 3) as cluster:
     cluster.topic("t", [[2, 3, 1]])
@@ -37,13 +37,13 @@ QUICK: dict[str, object] = {
 
 
 class ReplicaCluster:
-    """Brokers by number; 1 is the controller."""
+    """Brokers by node id; 1 is the controller."""
 
     def __init__(self, folder: Path, options: dict[str, object]) -> None:
         self._folder = folder
         self._options = options
         self._ports: dict[int, int] = {}
-        self._inner_ports: dict[int, int] = {}  # of a listener that is for brokers only
+        self._inner_ports: dict[int, int] = {}  # of the inter-broker listener
         self.brokers: dict[int, Broker] = {}
 
     @property
@@ -58,7 +58,7 @@ class ReplicaCluster:
         return f"127.0.0.1:{self._ports[node]}"
 
     async def start(self, node: int, **options: object) -> Broker:
-        """A broker that is new, or was stopped; when it is part of the cluster."""
+        """Start a new or stopped broker; return when it is a member of the cluster."""
         port = self._ports.setdefault(node, free_port())
         folder = self._folder / str(node)
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class ReplicaCluster:
         return broker
 
     async def stop(self, node: int) -> None:
-        """In good order: it gives away what it leads."""
+        """Stop a broker cleanly: it hands over its leaderships."""
         async with asyncio.timeout(STOP_SECONDS_MAX):
             await self.brokers.pop(node).stop()
 
@@ -83,36 +83,36 @@ class ReplicaCluster:
         return await asked(self.brokers[node], request, version)
 
     async def topic(self, name: str, assignment: list[list[int]], **configs: str) -> None:
-        """Make a topic on certain brokers, each partition's leader first; return when all of them know."""
+        """Create a topic with an assignment, leaders first; return when all brokers know it."""
         named = {key.replace("_", "."): value for key, value in configs.items()}
-        self.controller.topic_admin.create(name, configs=named, assignment=assignment)
+        self.controller.topic_manager.create(name, configs=named, assignment=assignment)
         for index, nodes in enumerate(assignment):
             for node in nodes:
                 await until(f"{name}-{index} is on {node}", partial(self.brokers[node].replicas.get, name, index))
 
-    def place(self, name: str, index: int = 0) -> PartitionRegistration:
-        """As the controller has it."""
+    def registration(self, name: str, index: int = 0) -> PartitionRegistration:
+        """Return the state of a partition on the controller."""
         return self.controller.catalog.topics.by_name[name].partitions[index]
 
     def partition(self, node: int, name: str, index: int = 0) -> Partition:
         return self.brokers[node].replicas.replica(name, index)
 
     async def elect(self, name: str, leader: int, index: int = 0) -> None:
-        """Let another in-sync replica lead; return when all that are there know."""
+        """Make another in-sync replica the leader; return when all brokers know it."""
         topics = self.controller.catalog.topics
-        topic, place = topics.by_name[name], self.place(name, index)
+        topic, before = topics.by_name[name], self.registration(name, index)
         target = PartitionRegistration(
-            place.replicas, place.isr, leader, place.leader_epoch + 1, place.partition_epoch + 1
+            before.replicas, before.isr, leader, before.leader_epoch + 1, before.partition_epoch + 1
         )
         self.controller.catalog.record(topics.partition_change(topic, index, target))
         for broker in self.brokers.values():
             await until(f"{name}-{index} is led by {leader}", partial(_knows, broker, name, index, target))
 
     async def in_sync(self, name: str, *nodes: int, index: int = 0) -> None:
-        await until(f"in sync are {nodes}", lambda: {*self.place(name, index).isr} == {*nodes})
+        await until(f"in sync are {nodes}", lambda: {*self.registration(name, index).isr} == {*nodes})
 
     def hold_followers(self, leader: int, *, refusing: bool = False) -> Callable[[], object]:
-        """Let a leader not hear what its followers have, or give them nothing; call what is returned to end that."""
+        """Hide the fetches of followers from their leader, or reject them; call the result to end that."""
         replicas = self.brokers[leader].replicas
 
         def held(*_: object) -> None:
@@ -132,7 +132,9 @@ class ReplicaCluster:
         """Check 2 of the facts: one value for an offset, on all replicas."""
 
         def same() -> bool:
-            folders = [self.partition(node, name, index).log.directory for node in self.place(name, index).replicas]
+            folders = [
+                self.partition(node, name, index).log.directory for node in self.registration(name, index).replicas
+            ]
             return len({b"".join(path.read_bytes() for path in sorted(one.glob("*.log"))) for one in folders}) == 1
 
         await until(f"all replicas of {name}-{index} have the same bytes", same)

@@ -111,7 +111,7 @@ def three_topics(path: Path) -> None:
 
 
 def assert_refused(path: Path, *texts: str) -> None:
-    """It does not open, says why, and leaves everything as it is."""
+    """Check that opening fails with a reason and changes nothing."""
     before = path.read_bytes()
     with pytest.raises(DamagedJournalError) as refused:
         Catalog(path)

@@ -11,7 +11,7 @@ import pytest
 from headrace.broker.broker_options import BROKER_OPTIONS, resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, TOPIC
-from headrace.broker.configs import DYNAMIC, Configurations, Entry, ResourceType, Source
+from headrace.broker.configs import DYNAMIC, ConfigSource, Configurations, Entry, ResourceType
 from headrace.broker.handlers.configs import ConfigChange, Op, alter_options, replace_all
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.errors import BrokerError, Code
@@ -57,7 +57,7 @@ def rig(tmp_path: Path) -> Rig:
 def test_every_option_has_its_default(rig) -> None:
     entries = {entry.option.name: entry for entry in rig.configurations.of_topic("orders")}
     assert entries.keys() == {name for name in TOPIC_OPTIONS if not name.startswith("internal.")}
-    assert all(entry.source == Source.DEFAULT for entry in entries.values())
+    assert all(entry.source == ConfigSource.DEFAULT for entry in entries.values())
     assert {entry.option.name for entry in rig.configurations.of_broker(str(NODE))} == BROKER_OPTIONS.keys()
 
 
@@ -65,23 +65,23 @@ def test_the_most_specific_value_applies(tmp_path) -> None:
     rig = Rig(tmp_path, message_max_bytes="1000")
     assert (rig.topic("max.message.bytes").value, rig.topic("max.message.bytes").source) == (
         "1000",
-        Source.STATIC_BROKER,
+        ConfigSource.STATIC_BROKER,
     )
     rig.set("message.max.bytes", "2000", **ON_ALL)
     assert (rig.topic("max.message.bytes").value, rig.topic("max.message.bytes").source) == (
         "2000",
-        Source.DYNAMIC_DEFAULT_BROKER,
+        ConfigSource.DYNAMIC_DEFAULT_BROKER,
     )
     rig.set("message.max.bytes", "3000", **ON_NODE)
     rig.set("max.message.bytes", "4000")
     entry = rig.topic("max.message.bytes")
     assert entry.value == "4000"
     assert [tuple(synonym) for synonym in entry.synonyms] == [
-        ("max.message.bytes", "4000", Source.DYNAMIC_TOPIC),
-        ("message.max.bytes", "3000", Source.DYNAMIC_BROKER),
-        ("message.max.bytes", "2000", Source.DYNAMIC_DEFAULT_BROKER),
-        ("message.max.bytes", "1000", Source.STATIC_BROKER),
-        ("message.max.bytes", "1048588", Source.DEFAULT),
+        ("max.message.bytes", "4000", ConfigSource.DYNAMIC_TOPIC),
+        ("message.max.bytes", "3000", ConfigSource.DYNAMIC_BROKER),
+        ("message.max.bytes", "2000", ConfigSource.DYNAMIC_DEFAULT_BROKER),
+        ("message.max.bytes", "1000", ConfigSource.STATIC_BROKER),
+        ("message.max.bytes", "1048588", ConfigSource.DEFAULT),
     ]
     rig.change(("max.message.bytes", Op.DELETE, None))
     assert rig.topic("max.message.bytes").value == "3000"
@@ -95,8 +95,8 @@ def test_the_most_specific_value_applies(tmp_path) -> None:
 def test_a_duration_may_be_set_in_another_unit(tmp_path) -> None:
     rig = Rig(tmp_path, log_retention_hours="24")
     entry = rig.topic("retention.ms")
-    assert (entry.value, entry.source) == (str(DAY_MS), Source.STATIC_BROKER)
-    assert entry.synonyms[0] == ("log.retention.hours", "24", Source.STATIC_BROKER)
+    assert (entry.value, entry.source) == (str(DAY_MS), ConfigSource.STATIC_BROKER)
+    assert entry.synonyms[0] == ("log.retention.hours", "24", ConfigSource.STATIC_BROKER)
 
 
 def test_secrets_are_hidden(tmp_path) -> None:
@@ -104,7 +104,7 @@ def test_secrets_are_hidden(tmp_path) -> None:
     entry = rig.node("ssl.key.password")
     assert entry.is_sensitive
     assert entry.value is None
-    assert [tuple(synonym) for synonym in entry.synonyms] == [("ssl.key.password", None, Source.STATIC_BROKER)]
+    assert [tuple(synonym) for synonym in entry.synonyms] == [("ssl.key.password", None, ConfigSource.STATIC_BROKER)]
     assert not any("verysecret" in str((row.value, row.synonyms)) for row in rig.configurations.of_broker(str(NODE)))
 
 

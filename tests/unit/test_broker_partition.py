@@ -36,7 +36,7 @@ class PartitionRig:
             self.log.append(batch(b"x"), leader_epoch=self.partition.leader_epoch)
 
     def fetch(self, node: int, offset: int, broker_epoch: int = 1) -> int:
-        """A follower asks for an offset; the high watermark after that."""
+        """Fetch as a follower; return the high watermark after it."""
         self.partition.follower_fetched(node, offset, broker_epoch)
         self.partition.advance_high_watermark()
         return self.log.high_watermark
@@ -55,7 +55,7 @@ def test_the_high_watermark_is_what_all_in_sync_replicas_have(tmp_path):
     rig = PartitionRig(tmp_path)
     rig.write(5)
     assert not rig.partition.advance_high_watermark()
-    assert rig.fetch(2, 5) == 0  # of 3 nothing is known yet
+    assert rig.fetch(2, 5) == 0  # replica 3 has not fetched yet
     assert rig.fetch(3, 2) == 2
     assert rig.fetch(3, 4) == 4
     assert rig.fetch(2, 1) == 4  # it never goes back
@@ -78,7 +78,7 @@ def test_the_high_watermark_waits_for_a_replica_that_can_join(tmp_path):
     rig.write(3)
     assert not rig.partition.advance_high_watermark()
     assert rig.partition.can_join_isr(2)
-    rig.fenced.add(2)  # it is dead: nobody waits for the dead
+    rig.fenced.add(2)  # fenced: it is no longer waited for
     assert rig.partition.advance_high_watermark()
     assert not rig.partition.can_join_isr(2)
 
@@ -93,13 +93,13 @@ def test_a_joining_replica_needs_all_committed_records(tmp_path):
     assert rig.partition.can_join_isr(2)
     rig.register(isr=(1,), leader_epoch=6)
     assert rig.partition.epoch_start == 4
-    assert not rig.partition.can_join_isr(2)  # of this epoch it has not fetched yet
+    assert not rig.partition.can_join_isr(2)  # it has not fetched in this epoch yet
 
 
 @pytest.mark.behaviour("B10")
 def test_a_joining_replica_needs_all_records_of_the_epoch_start(tmp_path):
     rig = PartitionRig(tmp_path, isr=(1,))
-    rig.write(4)  # the high watermark is not known to be beyond 0: an earlier leader may have committed more
+    rig.write(4)  # the high watermark is still 0, but an earlier leader may have committed more
     rig.register(isr=(1,), leader_epoch=6)
     rig.partition.follower_fetched(2, 3, 1)
     assert not rig.partition.can_join_isr(2)
@@ -114,7 +114,7 @@ def test_a_waiting_produce_fails_when_another_leader_epoch_begins(tmp_path):
         rig.write(1)
         waiting = DelayedProduce(rig.partition, 0)
         assert not waiting.try_complete(TopicPartition("t", 0))
-        # It followed another leader between the two: what is at the offset now may be of that one.
+        # It followed another leader in between, which may have written the record at this offset.
         rig.register(isr=(1,), leader_epoch=7)
         rig.partition.advance_high_watermark()
         assert rig.log.high_watermark == 1
@@ -133,7 +133,7 @@ def test_the_larger_of_current_and_proposed_in_sync_set_counts(tmp_path):
     rig.fetch(2, 3)
     rig.partition.propose_isr((1, 2, 3))
     rig.write(2)
-    assert rig.fetch(2, 5) == 3  # 3 may be elected already, for all we know
+    assert rig.fetch(2, 5) == 3  # 3 may be elected already
     rig.register(isr=(1, 2, 3))
     assert rig.partition.proposed_isr is None
     assert rig.fetch(3, 5) == 5
@@ -148,7 +148,7 @@ def test_the_larger_of_current_and_proposed_in_sync_set_counts(tmp_path):
 
 
 def test_below_min_insync_replicas_the_high_watermark_stays(tmp_path):
-    """Check 20: else the one replica that is left could commit what nobody else will ever have."""
+    """Check 20: otherwise the last replica could commit records that no other replica has."""
     rig = PartitionRig(tmp_path, isr=(1,), min_isr="2")
     rig.write(3)
     assert not rig.partition.advance_high_watermark()
@@ -203,7 +203,7 @@ def test_a_new_leader_forgets_its_followers_and_begins_an_epoch(tmp_path):
 
 
 def test_an_epoch_is_confirmed_when_its_start_is_replicated(tmp_path):
-    """Check 21: until then it must not say where the end is, for it may be behind what its predecessor said."""
+    """Check 21: until then it must not return its end, which may be behind that of its predecessor."""
     rig = PartitionRig(tmp_path)
     rig.write(3)
     rig.register(isr=(1, 2, 3), leader_epoch=6)

@@ -64,17 +64,17 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 class FakePeer:
-    """Another broker; each answer is a message, an error, or a function that makes one of the request."""
+    """Another broker; each response is a message, an error, or a function of the request that returns one."""
 
     is_connected = True
 
     def __init__(self, *answers: Any) -> None:
-        self.asked: list[Message] = []
+        self.requests: list[Message] = []
         self._answers = list(answers)
         self._held = asyncio.Event()
 
     async def request(self, message: Message, version: int, timeout_ms: float) -> Message:
-        self.asked.append(message)
+        self.requests.append(message)
         if not self._answers:
             await self._held.wait()
         answer = self._answers.pop(0)
@@ -147,7 +147,7 @@ def test_an_exception_in_a_timer_is_counted(tmp_path, caplog):
 
 
 def test_tasks_are_started_by_the_tasks_module_only():
-    """A TaskGroup is fine: whoever waits for it gets what its tasks raise."""
+    """A TaskGroup is allowed: its exceptions go to the caller that awaits it."""
     starts = []
     for path in Path(headrace.broker.__path__[0]).rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -244,7 +244,7 @@ def test_a_response_of_an_older_leader_epoch_is_ignored(tmp_path):
         peer = FakePeer(late)
         fetcher = follower.fetcher(peer)
         fetcher.add(partition)
-        await until("it has fetched again", lambda: len(peer.asked) == 2)
+        await until("it has fetched again", lambda: len(peer.requests) == 2)
         assert partition.log.end_offset == 0
         fetcher.stop()
 
@@ -254,11 +254,11 @@ def test_a_response_of_an_older_leader_epoch_is_ignored(tmp_path):
 @pytest.mark.behaviour("B18")
 def test_heartbeats_continue_after_an_unexpected_error(caplog):
     async def test() -> None:
-        told: list[int] = []
+        epochs: list[int] = []
 
         def registered(epoch: int) -> None:
-            told.append(epoch)
-            if len(told) == 1:
+            epochs.append(epoch)
+            if len(epochs) == 1:
                 raise BugError("in a listener")
 
         async def verified() -> None:
@@ -274,7 +274,7 @@ def test_heartbeats_continue_after_an_unexpected_error(caplog):
         )
         membership.start(BrokerInfo(2, "cluster", None, {}), -1)
         await membership.wait_unfenced(5_000)
-        assert [type(request) for request in peer.asked[:2]] == [BrokerRegistrationRequest] * 2
+        assert [type(request) for request in peer.requests[:2]] == [BrokerRegistrationRequest] * 2
         assert membership.epoch == 4
         assert tasks.failures() == {"heartbeats": 1}
         await membership.close()

@@ -65,7 +65,7 @@ def leading(tmp_path: Path) -> Catalog:
 
 def test_a_copy_equals_its_snapshot_also_after_a_restart(leading: Catalog, tmp_path: Path) -> None:
     copy = Catalog(tmp_path / "copy", follows=True)
-    assert contents(copy) == contents(Catalog(tmp_path / "none", follows=True))  # it founds no cluster
+    assert contents(copy) == contents(Catalog(tmp_path / "none", follows=True))  # it creates no cluster id
     copy.load_snapshot(list(leading.snapshot()), leading.offset)
     assert contents(copy) == contents(leading)
     copy.close()
@@ -97,7 +97,7 @@ def test_a_snapshot_produces_events_only_for_differences(leading: Catalog, tmp_p
     assert "partitions-added" in kinds
     deleted = next(event for event in heard if event["kind"] == "topic-deleted")
     assert deleted["name"] == "gone"
-    assert kinds.index("config") < kinds.index("topic")  # a log is made with its options
+    assert kinds.index("config") < kinds.index("topic")  # logs are created with their options
     assert kinds.index("topic-deleted") < kinds.index("topic")  # the same name
     copy.close()
     assert contents(Catalog(tmp_path / "copy", follows=True)) == contents(leading)
@@ -135,8 +135,8 @@ def test_a_snapshot_that_lacks_changes_of_the_copy_is_rejected(leading: Catalog,
     heard: list[Event] = []
     copy.listeners.append(heard.append)
 
-    leading = Catalog(tmp_path / "leading")  # in an epoch of its own
-    for number in range(5):  # more changes do not help: they are others
+    leading = Catalog(tmp_path / "leading")  # in another epoch
+    for number in range(5):  # more changes do not help: they are different
         with pytest.raises(StaleCatalogError, match="the controller's catalog is older") as refused:
             copy.load_snapshot(list(leading.snapshot()), leading.offset)
         assert f"up to offset {copy.offset - 1}; this broker's copy is at epoch 1, offset {copy.offset}" in str(
@@ -167,7 +167,7 @@ def test_a_snapshot_of_a_later_epoch_is_accepted(
 
 
 def test_two_epochs_with_the_same_number_are_distinguished(leading: Catalog, tmp_path: Path) -> None:
-    """The same older journal was started twice, and both runs have made changes."""
+    """The same older journal was started twice, and both runs recorded changes."""
     leading.close()
     journal = (tmp_path / "leading").read_bytes()
     first = Catalog(tmp_path / "leading")
@@ -248,8 +248,8 @@ def test_recent_changes_are_returned_by_number() -> None:
     assert first is not None
     assert len(first) == CHANGES_AT_ONCE_MAX
     assert first[0] == [{"kind": "10"}]
-    assert recent.since(recent.generation, 9) is None  # not kept any more
-    assert recent.since(recent.generation, last + 1) is None  # of another one
+    assert recent.since(recent.generation, 9) is None  # no longer kept
+    assert recent.since(recent.generation, last + 1) is None  # beyond the last change
     assert recent.since(recent.generation + 1, last) is None
     assert RecentChanges().generation != recent.generation
 
@@ -259,7 +259,7 @@ def test_a_journal_from_before_clusters_is_read(tmp_path: Path) -> None:
     catalog.record(Topics.creation("orders", [[1]]))
     text = (tmp_path / "journal").read_text()
     assert "[[1]]" not in text
-    assert '"partitions":[[1,0,[1],[1]]]' in text  # as it always was: leader, epoch, replicas, in-sync replicas
+    assert '"partitions":[[1,0,[1],[1]]]' in text  # unchanged format: leader, epoch, replicas, in-sync replicas
     assert Catalog(tmp_path / "journal").topics.by_name["orders"].partitions[0] == PartitionRegistration(
         (1,), (1,), 1, 0
     )
@@ -281,7 +281,7 @@ def test_data_are_trusted_after_a_clean_stop_or_in_the_same_boot(
     (tmp_path / CLEAN_STOP).unlink()
     boot_id.unlink()
     clean_shutdown.save_epoch(tmp_path, 8)
-    assert clean_shutdown.previous_epoch(tmp_path) == -1  # a system that does not say
+    assert clean_shutdown.previous_epoch(tmp_path) == -1  # a system without a boot id
     (tmp_path / clean_shutdown.FILE_NAME).write_text("{torn")
     assert clean_shutdown.previous_epoch(tmp_path) == -1
 
@@ -296,7 +296,7 @@ def test_a_start_killed_after_a_clean_stop_and_a_boot_keeps_the_epoch(
     (tmp_path / CLEAN_STOP).touch()
     boot_id.write_text("tuesday\n")
     assert clean_shutdown.previous_epoch(tmp_path) == 7
-    (tmp_path / CLEAN_STOP).unlink()  # as the opening of the logs does; then it is killed
+    (tmp_path / CLEAN_STOP).unlink()  # as opening the logs does, before a kill
     assert clean_shutdown.previous_epoch(tmp_path) == 7
     boot_id.write_text("wednesday\n")
     assert clean_shutdown.previous_epoch(tmp_path) == -1

@@ -55,10 +55,10 @@ def test_a_replica_that_leaves_a_small_in_sync_set_stays_eligible() -> None:
         3,
         (3,),
         (2,),
-    )  # not 1: it left before what two may have acknowledged
+    )  # not 1: it left before records that two replicas may have acknowledged
     none_left = after(one_left, rules(), PartitionChange(isr=()))
     assert (none_left.leader, none_left.isr, none_left.elr, none_left.last_known_elr) == (NO_LEADER, (), (2, 3), (3,))
-    assert apply_change(none_left, rules(1)) is None  # it may lack what is committed
+    assert apply_change(none_left, rules(1)) is None  # it may lack committed records
     back_again = after(none_left, rules(1, 2))
     assert (back_again.leader, back_again.isr, back_again.elr) == (2, (2,), (3,))
     assert back_again.leader_epoch == none_left.leader_epoch + 1
@@ -79,7 +79,7 @@ def test_the_last_replica_with_a_lost_tail_is_not_elected() -> None:
     assert (lost.leader, lost.isr, lost.elr, lost.last_known_elr) == (NO_LEADER, (), (), (3,))
     assert apply_change(lost, rules(1, 2, 3)) is None
     allowed = after(lost, rules(1, 2, 3, election=Election.UNCLEAN))
-    assert (allowed.leader, allowed.isr) == (3, (3,))  # of all that live, it has most
+    assert (allowed.leader, allowed.isr) == (3, (3,))  # the last leader
 
 
 def test_an_unclean_election_is_the_last_resort() -> None:

@@ -27,17 +27,17 @@ LAG_MS = 10_000
 
 
 class Controller:
-    """Writes down what it is asked for, and does what the test says."""
+    """Records proposals and responds as the test says."""
 
     broker_epoch = 11
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.asked: list[dict[int, int]] = []
-        self.answers: list[HeadraceError | None] = []  # None: it is done
+        self.proposals: list[dict[int, int]] = []
+        self.answers: list[HeadraceError | None] = []  # None: accepted
 
     async def alter_partition(self, change: IsrChange) -> PartitionRegistration:
-        self.asked.append(dict(change.isr))
+        self.proposals.append(dict(change.isr))
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             raise answer
@@ -107,7 +107,7 @@ def test_a_caught_up_replica_joins_with_its_broker_epoch(tmp_path):
         rig.write()
         assert rig.fetch(3, 1) == 0
         await rig.clock.run()
-        assert rig.controller.asked == [{1: 11, 2: -1, 3: 13}]
+        assert rig.controller.proposals == [{1: 11, 2: -1, 3: 13}]
         assert set(rig.partition.isr) == {1, 2, 3}
 
     run(tmp_path, test, isr=(1, 2))
@@ -118,7 +118,7 @@ def test_a_lagging_replica_leaves_the_in_sync_set(tmp_path):
         rig.write()
         rig.fetch(2, 1)
         await rig.clock.run(LAG_MS + LAG_MS / 2)
-        assert rig.controller.asked[-1] == {1: 11, 2: 12}
+        assert rig.controller.proposals[-1] == {1: 11, 2: 12}
         assert rig.partition.isr == (1, 2)
         assert rig.partition.log.high_watermark == 1
 
@@ -136,7 +136,7 @@ def test_a_proposal_is_retried_while_the_controller_is_unreachable(tmp_path):
         assert rig.partition.proposed_isr == (1, 2)
         assert rig.partition.log.high_watermark == 0
         await rig.clock.run(1000)
-        assert len(rig.controller.asked) == 4
+        assert len(rig.controller.proposals) == 4
         assert rig.partition.isr == (1, 2)
 
     run(tmp_path, test)
@@ -148,8 +148,8 @@ def test_an_unexpected_exception_does_not_end_a_proposal(tmp_path, caplog):
         rig.controller.answers = [KeyError("a bug")]
         rig.write()
         rig.fetch(3, 1)
-        await until("it is asked again", lambda: set(rig.partition.isr) == {1, 2, 3})
-        assert len(rig.controller.asked) == 2
+        await until("a retry", lambda: set(rig.partition.isr) == {1, 2, 3})
+        assert len(rig.controller.proposals) == 2
 
     run(tmp_path, test, isr=(1, 2))
     assert "KeyError: 'a bug'" in caplog.text
@@ -162,16 +162,16 @@ def test_a_rejection_ends_a_proposal_unless_it_may_have_succeeded(tmp_path, code
         rig.write()
         rig.fetch(3, 1)
         await rig.clock.run(100)
-        assert len(rig.controller.asked) == 1
+        assert len(rig.controller.proposals) == 1
         assert (rig.partition.proposed_isr is not None) is kept
-        rig.register((1, 2, 3), partition_epoch=5)  # what the controller knew, and we did not
+        rig.register((1, 2, 3), partition_epoch=5)  # the controller had a newer state
         assert rig.partition.proposed_isr is None
 
     run(tmp_path, test, isr=(1, 2))
 
 
 def test_a_fenced_broker_does_not_hold_the_high_watermark(tmp_path):
-    """It is taken out of the set first, and said to be gone after that: both have to be heard."""
+    """The controller first removes it from the in-sync set and then fences it: both events count."""
 
     async def test(rig):
         rig.write()
@@ -179,7 +179,7 @@ def test_a_fenced_broker_does_not_hold_the_high_watermark(tmp_path):
         assert rig.fetch(3, 1) == 1
         rig.write()
         rig.register((1, 2), partition_epoch=2)
-        assert rig.fetch(2, 2) == 1  # 3 could come back
+        assert rig.fetch(2, 2) == 1  # broker 3 could rejoin
         rig.broker(3, fenced=True)
         assert rig.partition.log.high_watermark == 2
 
@@ -191,15 +191,15 @@ def test_a_broker_that_fetched_while_fenced_joins_when_unfenced(tmp_path):
         rig.broker(3, fenced=True)
         rig.fetch(3, 0)
         await rig.clock.run()
-        assert rig.controller.asked == []
+        assert rig.controller.proposals == []
         rig.broker(3)
         await rig.clock.run()
-        assert rig.controller.asked == [{1: 11, 2: -1, 3: 13}]
+        assert rig.controller.proposals == [{1: 11, 2: -1, 3: 13}]
 
     run(tmp_path, test, isr=(1, 2))
 
 
-# What followers are told.
+# -- fetch sessions of followers
 
 
 def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path):
@@ -215,7 +215,7 @@ def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path
         assert session.unreported(due, [quiet]) == []
         rig.write()
         assert [*session.due([])] == [partition_id]
-        # There was no room for it: it is not forgotten.
+        # It did not fit into the response: it stays marked.
         assert session.unreported(due, [quiet]) == []
         assert [*session.due([])] == [partition_id]
         session.forget(partition_id)

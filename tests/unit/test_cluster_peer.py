@@ -29,8 +29,8 @@ class Other:
     def __init__(self) -> None:
         self.port = 0
         self.connections = 0
-        self.asked: list[str] = []
-        self.held = asyncio.Event()  # answers wait for it
+        self.requests: list[str] = []
+        self.held = asyncio.Event()  # responses wait for it
         self.held.set()
         self.spoil: Callable[[bytes], bytes | None] = lambda data: data
         self._server: asyncio.Server | None = None
@@ -57,7 +57,7 @@ class Other:
                 header, pos = decode_request_header(frame)
                 request = decode_request_body(header, frame, pos)
                 assert isinstance(request, HeartbeatRequest)
-                self.asked.append(request.group_id)
+                self.requests.append(request.group_id)
                 await self.held.wait()
                 data = self.spoil(answer(header.correlation_id, int(request.group_id)))
                 if data is None:
@@ -93,7 +93,7 @@ async def test_requests_are_pipelined_on_one_connection() -> None:
         assert not peer.is_connected
         assert await asyncio.gather(*(ask(peer, number) for number in range(50))) == list(range(50))
         assert other.connections == 1
-        assert other.asked == [str(number) for number in range(50)]
+        assert other.requests == [str(number) for number in range(50)]
         assert peer.is_connected
 
 
@@ -102,7 +102,7 @@ async def test_a_cancelled_request_does_not_affect_the_responses_of_others() -> 
     async with linked() as (other, peer):
         other.held.clear()
         first, second = asyncio.create_task(ask(peer, 1)), asyncio.create_task(ask(peer, 2))
-        while not other.asked:
+        while not other.requests:
             await asyncio.sleep(0.001)
         first.cancel()
         await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def test_an_invalid_response_closes_the_connection(
 ) -> None:
     async with linked() as (other, peer):
         other.spoil = spoil
-        with suppress(ConnectionFailedError):  # but not of an answer too many: that one is found out by itself
+        with suppress(ConnectionFailedError):  # an extra response closes the connection without a request
             await ask(peer, 1, timeout_ms=200)
         while peer.is_connected:
             await asyncio.sleep(0.001)
@@ -169,7 +169,7 @@ async def test_close_fails_pending_requests() -> None:
     async with linked() as (other, peer):
         other.held.clear()
         waiting = asyncio.create_task(ask(peer, 1))
-        while not other.asked:
+        while not other.requests:
             await asyncio.sleep(0.001)
         await peer.close()
         with pytest.raises(ConnectionFailedError, match="it was closed"):

@@ -24,7 +24,7 @@ TOPIC = "t"
 
 
 class Node:
-    """A broker as far as replicas go, told by the test who leads."""
+    """The replica manager of a broker; the test decides the leader."""
 
     def __init__(self, folder: Path, node_id: int, creation) -> None:
         folder.mkdir(exist_ok=True)
@@ -62,7 +62,7 @@ class Node:
         self.replicas.append(self.partition, data, origin=origin, acks=1)
 
     def fetch_from(self, leader: Node) -> Read:
-        """One fetch of a follower, and what it does with the answer."""
+        """Fetch once as a follower and process the response."""
         log = self.log
         fetch = PartitionFetch(0, log.end_offset, 1 << 20, self.partition.leader_epoch, log.latest_epoch)
         fetch.partition = leader.partition
@@ -75,7 +75,7 @@ class Node:
         return read
 
     def catch_up(self, leader: Node) -> int:
-        """Fetch until there is nothing more; how many times the log was cut."""
+        """Fetch until there is nothing more; return how often the log was truncated."""
         cut = 0
         for _ in range(50):
             read = self.fetch_from(leader)
@@ -116,15 +116,15 @@ def test_a_follower_has_the_same_bytes_and_producer_state(nodes):
 
 @pytest.mark.behaviour("B10")
 def test_check_22_divergence_is_resolved_by_epoch_even_with_equal_offsets(nodes):
-    """KAFKA-6361: leadership goes back and forth, each leader with records that the other never got."""
+    """KAFKA-6361: leadership changes back and forth, and each leader has records that the other does not have."""
     node1, node2 = nodes
     node1.write(b"a0", b"a1")
     node2.catch_up(node1)
     node1.write(b"lost-0")  # epoch 0, offset 2, not replicated
     register(nodes, 2, 1, isr=(2,))
     node2.write(b"b2")  # epoch 1, offset 2
-    register(nodes, 1, 2, isr=(1,))  # unclean, as it was in that report
-    node1.write(b"c3")  # epoch 2, offset 3, on top of the one that two does not have
+    register(nodes, 1, 2, isr=(1,))  # an unclean election, as in that report
+    node1.write(b"c3")  # epoch 2, offset 3, after the record that node 2 does not have
     register(nodes, 2, 3, isr=(2,))
     node2.write(b"d3", b"d4", b"d5")  # epoch 3
     assert node1.catch_up(node2) >= 1
@@ -137,7 +137,7 @@ def test_check_22_an_epoch_without_records_causes_no_endless_truncation(nodes):
     node1, node2 = nodes
     node1.write(b"a")
     node2.catch_up(node1)
-    node1.register(1, 1)  # it leads, and nobody hears of it
+    node1.register(1, 1)  # it leads, but no other broker knows
     register(nodes, 2, 2)
     node2.write(b"b")
     assert node1.catch_up(node2) == 1
@@ -145,7 +145,7 @@ def test_check_22_an_epoch_without_records_causes_no_endless_truncation(nodes):
 
 
 def test_check_21_truncation_comes_before_advancing_the_high_watermark(nodes):
-    """KAFKA-14704: a follower must not take the leader's high watermark for records that the leader does not have."""
+    """KAFKA-14704: a follower must not apply the leader's high watermark to records that the leader lacks."""
     node1, node2 = nodes
     node1.write(b"a")
     node2.catch_up(node1)
@@ -171,10 +171,10 @@ def test_check_7_producer_state_is_truncated_with_the_log(nodes):
     node2.catch_up(node1)
     node1.write(b"lost", producer=Producer(7, 0, 6))
     register(nodes, 2, 1)
-    # The producer sends the one that was lost again, to the new leader, and goes on.
+    # The producer sends the lost batch again, to the new leader, and continues.
     for number in range(6, 12):
         node2.write(b"again-%d" % number, producer=Producer(7, 0, number))
-    # A retry of one of the last five is known for what it is.
+    # A retry of one of the last five batches is detected as a duplicate.
     info = node2.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=1)
     assert (info.duplicate, info.first_offset) == (True, 9)
     node1.catch_up(node2)

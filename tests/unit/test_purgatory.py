@@ -9,7 +9,7 @@ from headrace.broker.purgatory import Purgatory
 
 
 class HandClock:
-    """A clock that is turned by hand."""
+    """A manual clock."""
 
     def __init__(self):
         self.now = 0.0
@@ -45,7 +45,7 @@ class Timer:
 
 
 class Waiting:
-    """Complete when it was woken so many times."""
+    """Complete after a number of wake-ups."""
 
     def __init__(self, wakes):
         self.wakes = wakes

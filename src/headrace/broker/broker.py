@@ -41,7 +41,7 @@ from headrace.broker.security.authorizer import Authorizer, create_authorizer
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
 from headrace.broker.tasks import on_loop_error
-from headrace.broker.topic_admin import TopicAdmin
+from headrace.broker.topic_manager import TopicManager
 from headrace.broker.transactions.coordinator import TransactionCoordinator
 from headrace.errors import BrokerError, Code, ConfigError
 from headrace.wire.schema import ZERO_UUID
@@ -66,7 +66,7 @@ class Broker:
     configurations: Configurations
     logs: LogManager
     replicas: ReplicaManager
-    topic_admin: TopicAdmin
+    topic_manager: TopicManager
     internal: InternalTopics
     transactions: TransactionCoordinator
     groups: GroupCoordinator
@@ -128,8 +128,8 @@ class Broker:
             self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max=lag_ms_max
         )
         own_id = self.node_id if self.has_partitions else None
-        self.topic_admin = TopicAdmin(self.catalog, own_id, config, self.logs.strays)
-        self.internal = InternalTopics(self.catalog, self.replicas, self.topic_admin, config)
+        self.topic_manager = TopicManager(self.catalog, own_id, config, self.logs.strays)
+        self.internal = InternalTopics(self.catalog, self.replicas, self.topic_manager, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
         self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)

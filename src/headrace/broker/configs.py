@@ -33,7 +33,7 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
-class Source(IntEnum):
+class ConfigSource(IntEnum):
     """Kafka's config sources."""
 
     DYNAMIC_TOPIC = 1
@@ -87,7 +87,7 @@ class Synonym(NamedTuple):
 
     name: str
     value: str | None  # None: secret
-    source: Source
+    source: ConfigSource
 
 
 class Entry(NamedTuple):
@@ -99,8 +99,8 @@ class Entry(NamedTuple):
     read_only: bool
 
     @property
-    def source(self) -> Source:
-        return self.synonyms[0].source if self.synonyms else Source.DEFAULT
+    def source(self) -> ConfigSource:
+        return self.synonyms[0].source if self.synonyms else ConfigSource.DEFAULT
 
     @property
     def is_sensitive(self) -> bool:
@@ -134,7 +134,7 @@ class Configurations:
                 continue  # not shown to clients unless it is set
             else:
                 value = option.show(option.parse(inherited.get(option.name, option.default)))
-            first = (Synonym(option.name, value, Source.DYNAMIC_TOPIC),) if option.name in own else ()
+            first = (Synonym(option.name, value, ConfigSource.DYNAMIC_TOPIC),) if option.name in own else ()
             names = tuple(name for name, _ in BROKER_SYNONYMS.get(option.name, ()))
             yield Entry(option, value, (*first, *self._synonyms(names)), read_only=False)
 
@@ -143,7 +143,7 @@ class Configurations:
         self.check_broker(name)
         if not name:
             for option, text in self._catalog.configs.of(BROKER, "").items():
-                synonyms = (Synonym(option, text, Source.DYNAMIC_DEFAULT_BROKER),)
+                synonyms = (Synonym(option, text, ConfigSource.DYNAMIC_DEFAULT_BROKER),)
                 yield _without_secret(Entry(BROKER_OPTIONS[option], text, synonyms, option not in DYNAMIC))
             return
         current = self.current()
@@ -167,9 +167,9 @@ class Configurations:
 
     def _synonyms(self, names: Iterable[str]) -> Iterator[Synonym]:
         names = tuple(names)
-        layers: tuple[tuple[Source, Mapping[str, str]], ...] = (
-            (Source.DYNAMIC_BROKER, self._catalog.configs.of(BROKER, self._node)),
-            (Source.DYNAMIC_DEFAULT_BROKER, self._catalog.configs.of(BROKER, "")),
+        layers: tuple[tuple[ConfigSource, Mapping[str, str]], ...] = (
+            (ConfigSource.DYNAMIC_BROKER, self._catalog.configs.of(BROKER, self._node)),
+            (ConfigSource.DYNAMIC_DEFAULT_BROKER, self._catalog.configs.of(BROKER, "")),
         )
         for source, values in layers:
             for name in names:
@@ -177,11 +177,11 @@ class Configurations:
                     yield Synonym(name, values[name], source)
         for name in names:
             if self._static.origin(name) != "default":
-                yield Synonym(name, BROKER_OPTIONS[name].show(self._static[name]), Source.STATIC_BROKER)
+                yield Synonym(name, BROKER_OPTIONS[name].show(self._static[name]), ConfigSource.STATIC_BROKER)
         for name in names:
             option = BROKER_OPTIONS[name]
             if option.default is not None:
-                yield Synonym(name, option.show(option.default), Source.DEFAULT)
+                yield Synonym(name, option.show(option.default), ConfigSource.DEFAULT)
 
 
 def _without_secret(entry: Entry) -> Entry:

@@ -36,7 +36,7 @@ Operation = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class RunningBroker:
     """The addresses and process of a running broker."""
 
     bootstrap: str  # the advertised host:port

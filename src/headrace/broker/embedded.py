@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headrace.broker import control
 from headrace.broker.broker_options import BROKER_OPTIONS, resolve
-from headrace.broker.control import Ready
+from headrace.broker.control import RunningBroker
 from headrace.broker.degrader import Degrader
 from headrace.broker.ports import free_port, is_taken
 from headrace.broker.runners import ProcessRunner, Runner, ThreadRunner
@@ -70,7 +70,7 @@ class EmbeddedBroker:
         self.data_dir: Path = Path(folder).absolute()
         self._remove_data = weakref.finalize(self, _remove, self.data_dir, os.getpid() if data_dir is None else -1)
         self._runner: Runner | None = None
-        self._ready: Ready | None = None
+        self._ready: RunningBroker | None = None
         self._degrader: Degrader | None = None
         self.faults: RemoteFaults = RemoteFaults(self)
         try:

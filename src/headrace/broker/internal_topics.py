@@ -21,7 +21,7 @@ from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, record_byt
 if TYPE_CHECKING:
     from headrace.broker.partition import Partition
     from headrace.broker.replica_manager import ReplicaManager
-    from headrace.broker.topic_admin import TopicAdmin
+    from headrace.broker.topic_manager import TopicManager
 
 log = logging.getLogger("headrace.broker")
 
@@ -73,7 +73,7 @@ _KINDS = {
 class InternalTopics:
     """Creates, writes and reads the internal topics for the coordinators."""
 
-    def __init__(self, catalog: Catalog, replicas: ReplicaManager, admin: TopicAdmin, config: Config) -> None:
+    def __init__(self, catalog: Catalog, replicas: ReplicaManager, admin: TopicManager, config: Config) -> None:
         self._catalog = catalog
         self._replicas = replicas
         self._admin = admin

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.broker.broker_options import data_folder, resolve
-from headrace.broker.control import Ready
+from headrace.broker.control import RunningBroker
 from headrace.broker.service import Service
 from headrace.config import Config
 from headrace.errors import ConfigError, HeadraceError
@@ -38,7 +38,7 @@ _SIGNALLED = 128  # shells add this to the number of the signal
 _GUARD_READ_BYTES = 4096
 
 
-def run(config: Config, announce: Callable[[Ready], None], *, guard_fd: int | None = None) -> None:
+def run(config: Config, announce: Callable[[RunningBroker], None], *, guard_fd: int | None = None) -> None:
     """Run a broker until it is stopped by a signal, its control socket, or the end of `guard_fd`.
 
     Raises if it cannot start. A second signal exits at once.
@@ -47,7 +47,7 @@ def run(config: Config, announce: Callable[[Ready], None], *, guard_fd: int | No
     asyncio.run(_run(config, announce, guard_fd))
 
 
-async def _run(config: Config, announce: Callable[[Ready], None], guard_fd: int | None) -> None:
+async def _run(config: Config, announce: Callable[[RunningBroker], None], guard_fd: int | None) -> None:
     service = Service(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

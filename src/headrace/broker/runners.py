@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import headrace
-from headrace.broker.control import Ready
+from headrace.broker.control import RunningBroker
 from headrace.config import Secret
 from headrace.errors import ConfigError, IllegalStateError, TimedOutError
 
@@ -40,7 +40,7 @@ class Runner(Protocol):
     @property
     def log_text(self) -> str: ...
 
-    def start(self) -> Ready: ...
+    def start(self) -> RunningBroker: ...
 
     def stop(self) -> None: ...
 
@@ -66,7 +66,7 @@ class ProcessRunner:
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(errors="replace")
 
-    def start(self) -> Ready:
+    def start(self) -> RunningBroker:
         self._process = subprocess.Popen(
             # -P: do not import modules from the working directory.
             [sys.executable, "-P", "-m", "headrace.broker.main"],
@@ -82,7 +82,7 @@ class ProcessRunner:
             self.kill()
             raise
 
-    def _await_ready(self, process: subprocess.Popen[bytes]) -> Ready:
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> RunningBroker:
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):  # it has ended; its log has the reason
@@ -138,11 +138,11 @@ class ProcessRunner:
                 pipe.close()
 
 
-def ready_from(line: bytes) -> Ready:
+def ready_from(line: bytes) -> RunningBroker:
     """Parse the first line of a broker process; raise its error if it could not start."""
     message = json.loads(line)
     if "ready" in message:
-        return Ready(**message["ready"])
+        return RunningBroker(**message["ready"])
     kind = ConfigError if message["error"]["kind"] == "ConfigError" else IllegalStateError
     raise kind(message["error"]["message"])
 
@@ -192,7 +192,7 @@ class ThreadRunner:
 
     def __init__(self, options: dict[str, object]) -> None:
         self._options = options
-        self._ready: Future[Ready] = Future()
+        self._ready: Future[RunningBroker] = Future()
         self._thread = threading.Thread(target=self._run, name="headrace-broker", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service: Service | None = None
@@ -202,7 +202,7 @@ class ThreadRunner:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def start(self) -> Ready:
+    def start(self) -> RunningBroker:
         self._thread.start()
         try:
             return self._ready.result(START_SECONDS_MAX)

@@ -18,7 +18,7 @@ from typing import Any
 from headrace import __version__
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import data_folder
-from headrace.broker.control import ControlServer, Operation, Ready, remove_run_file, write_run_file
+from headrace.broker.control import ControlServer, Operation, RunningBroker, remove_run_file, write_run_file
 from headrace.broker.ports import holder_of
 from headrace.broker.tasks import failures
 from headrace.config import Config
@@ -39,10 +39,10 @@ class Service:
         faults.topic_name = self._topic_name
         self._control = ControlServer(self._data_dir, self._operations())
         self._started = time.monotonic()
-        self._ready: Ready | None = None
+        self._ready: RunningBroker | None = None
         self.stopping = asyncio.Event()
 
-    async def start(self) -> Ready:
+    async def start(self) -> RunningBroker:
         """Start the broker. Raises an error with the reason if that fails."""
         try:
             self._data_dir.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Service:
                 raise _explained(error, self._config) from error
             raise
         await self._control.start()
-        self._ready = Ready(
+        self._ready = RunningBroker(
             bootstrap=self._broker.listeners[0].address,
             listeners={listener.name: f"{listener.host}:{listener.port}" for listener in self._broker.listeners},
             pid=os.getpid(),
@@ -135,7 +135,7 @@ class Service:
         configs = {str(name): str(value) for name, value in arguments.get("configs", {}).items()}
         name = str(arguments["name"])
         partitions, replication_factor = int(arguments.get("partitions", 1)), arguments.get("replication_factor", 1)
-        self._broker.topic_admin.create(name, partitions, int(replication_factor), configs)
+        self._broker.topic_manager.create(name, partitions, int(replication_factor), configs)
         if self._broker.cluster is not None:
             await self._broker.cluster.wait_propagated()
         return name
@@ -152,7 +152,7 @@ class Service:
     def _delete_topic(self, arguments: dict[str, Any]) -> bool:
         topic = self._broker.catalog.topics.by_name.get(arguments["name"])
         if topic is not None:
-            self._broker.topic_admin.delete(topic)
+            self._broker.topic_manager.delete(topic)
         return topic is not None
 
 

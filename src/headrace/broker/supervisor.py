@@ -22,7 +22,7 @@ from headrace import __version__
 from headrace.broker.control import (
     ControlServer,
     Operation,
-    Ready,
+    RunningBroker,
     call,
     read_run_file,
     remove_run_file,
@@ -45,11 +45,11 @@ class Supervisor:
         self._cluster = cluster
         self._folder = folder
         self._started = time.monotonic()
-        self._ready: Ready | None = None
+        self._ready: RunningBroker | None = None
         self._down: set[int] = set()  # node ids that were reported
         self._stopping = asyncio.Event()
 
-    async def run(self, announce: Callable[[Ready], None]) -> None:
+    async def run(self, announce: Callable[[RunningBroker], None]) -> None:
         """Run until stopped by a signal or the control socket. A second signal exits at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,7 +71,7 @@ class Supervisor:
         finally:
             await asyncio.to_thread(self._cluster.close)
 
-    async def _serve(self, control: ControlServer, announce: Callable[[Ready], None]) -> None:
+    async def _serve(self, control: ControlServer, announce: Callable[[RunningBroker], None]) -> None:
         try:
             await control.start()
             self._ready = self._facts(control.path)
@@ -82,8 +82,8 @@ class Supervisor:
             remove_run_file(self._folder)
             await control.stop()
 
-    def _facts(self, control: Path) -> Ready:
-        return Ready(
+    def _facts(self, control: Path) -> RunningBroker:
+        return RunningBroker(
             bootstrap=self._cluster.bootstrap_servers,
             listeners={self._name(member): member.bootstrap for member in self._members},
             pid=os.getpid(),

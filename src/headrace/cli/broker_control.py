@@ -24,7 +24,7 @@ from typing import IO, Any, Self
 import click
 
 from headrace.broker import control
-from headrace.broker.control import Ready
+from headrace.broker.control import RunningBroker
 from headrace.broker.runners import START_SECONDS_MAX, STOP_SECONDS_MAX, child_environment, read_line, ready_from
 from headrace.cli.output import BrokerNotRunningError
 from headrace.errors import ConnectionFailedError, IllegalStateError, TimedOutError
@@ -215,7 +215,7 @@ def _create_guard(folder: Path) -> tuple[int, int]:
     return read_fd, write_fd
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], log: IO[bytes]) -> Ready:
+def _wait_until_ready(process: subprocess.Popen[bytes], log: IO[bytes]) -> RunningBroker:
     assert process.stdout is not None
     try:
         line = read_line(process.stdout.fileno(), START_SECONDS_MAX)

@@ -26,9 +26,9 @@ from headrace.client.addresses import PORT_MAX, Endpoint
 from headrace.config import read_properties
 
 if TYPE_CHECKING:
-    from headrace.broker.control import Ready
+    from headrace.broker.control import RunningBroker
 
-Announce = Callable[["Ready", str], None]
+Announce = Callable[["RunningBroker", str], None]
 """Called when a broker or cluster is ready, with the line to print."""
 DEFAULT_PORT = 9092
 JOURNAL_NAME = "catalog.journal"
@@ -101,7 +101,7 @@ def start(
     endpoint = None if listen is None else Endpoint(*parse_listen(listen))
     with ExitStack() as stack:
 
-        def announce(ready: Ready, text: str) -> None:
+        def announce(ready: RunningBroker, text: str) -> None:
             emit(output_format, ready.to_json(), text)
             if ui_listen is not None:
                 _start_view(stack, ui_listen, ready, output_format)
@@ -130,7 +130,7 @@ def start(
         _run_broker(file_options, options, announce)
 
 
-def _start_view(stack: ExitStack, listen: str, ready: Ready, output_format: str) -> None:
+def _start_view(stack: ExitStack, listen: str, ready: RunningBroker, output_format: str) -> None:
     """Start the live view, and print its address when it is ready; `stack` closes it."""
     from headrace.cli.ui import ViewProcess  # Imported here: it loads the clients, which a broker does not need.
 
@@ -153,7 +153,7 @@ def _run_broker(file_options: Mapping[str, str], options: Mapping[str, object], 
             "or use another --data-dir for a single broker"
         )
 
-    def on_ready(ready: Ready) -> None:
+    def on_ready(ready: RunningBroker) -> None:
         config.warn_of_unused()  # by now every component has read its options
         announce(
             ready, f"headrace broker ready: bootstrap.servers={ready.bootstrap} (data in {folder}, pid {ready.pid})"
@@ -197,7 +197,7 @@ def _run_cluster(
         separate_controller=is_separate,
     )
 
-    def on_ready(ready: Ready) -> None:
+    def on_ready(ready: RunningBroker) -> None:
         controller = f"controller {ready.listeners['controller']}, " if is_separate else ""
         announce(
             ready,

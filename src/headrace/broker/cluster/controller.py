@@ -277,7 +277,7 @@ class Controller(ClusterRole):
         if name in INTERNAL:
             self._broker.internal.ensure(name)
         elif name not in self._catalog.topics.by_name:
-            self._broker.topic_admin.auto_create(name)
+            self._broker.topic_manager.auto_create(name)
 
     async def allocate_producer_ids(self) -> tuple[int, int]:
         return self.reserve_producer_ids()

@@ -244,7 +244,7 @@ def _reassign(broker: Broker, name: str, index: int, replicas: Sequence[int] | N
     if replicas is None and not (partition.adding or partition.removing):
         raise BrokerError(f"no reassignment of {name}-{index} is in progress", code=Code.NO_REASSIGNMENT_IN_PROGRESS)
     if replicas is not None:
-        broker.topic_admin.check_replicas(f"{name}-{index}", replicas)
+        broker.topic_manager.check_replicas(f"{name}-{index}", replicas)
         present = len(partition.replicas) - len(partition.adding)
         if not allow_change and len(replicas) != present:
             raise BrokerError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.configs import BROKER, TOPIC, Configs
 from headrace.broker.catalog.topics import check_name
-from headrace.broker.configs import TYPES, Entry, ResourceType, Source, check_values
+from headrace.broker.configs import TYPES, ConfigSource, Entry, ResourceType, check_values
 from headrace.broker.context import Context, HandlerResult, Session
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.broker.topic_options import TOPIC_OPTIONS
@@ -85,7 +85,7 @@ def _describe_entry(context: Context, request: DescribeConfigsRequest, entry: En
         name=option.name,
         value=entry.value,
         read_only=entry.read_only,
-        is_default=context.api_version == 0 and entry.source == Source.DEFAULT,  # v1+ has config_source instead
+        is_default=context.api_version == 0 and entry.source == ConfigSource.DEFAULT,  # v1+ has config_source instead
         config_source=entry.source,
         is_sensitive=entry.is_sensitive,
         synonyms=[DescribeConfigsSynonym(name=s.name, value=s.value, source=s.source) for s in synonyms],

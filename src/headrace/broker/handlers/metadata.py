@@ -144,7 +144,7 @@ def _find_topic(broker: Broker, context: Context, request: MetadataRequest, requ
         return broker.catalog.topics.by_name[name]
     if not allows(session, Operation.CREATE, Resource.CLUSTER, CLUSTER_NAME):
         broker.authorizer.require(session, Operation.CREATE, Resource.TOPIC, name)
-    return broker.topic_admin.auto_create(name)
+    return broker.topic_manager.auto_create(name)
 
 
 def _may_create_topic(broker: Broker, context: Context, name: str) -> bool:

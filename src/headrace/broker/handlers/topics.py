@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.broker.catalog.topics import INTERNAL, Topic
-from headrace.broker.configs import Source
+from headrace.broker.configs import ConfigSource
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.partition import Partition
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
-from headrace.broker.topic_admin import Assignment
+from headrace.broker.topic_manager import Assignment
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.topics import (
     CreatableTopic,
@@ -67,8 +67,8 @@ def _create_topic(
         if not broker.authorizer.allows(context.session, Operation.CREATE, Resource.CLUSTER, CLUSTER_NAME):
             broker.authorizer.require(context.session, Operation.CREATE, Resource.TOPIC, topic.name)
         configs = {config.name: config.value for config in topic.configs}
-        broker.topic_admin.check_configs(configs)
-        created = broker.topic_admin.create(
+        broker.topic_manager.check_configs(configs)
+        created = broker.topic_manager.create(
             topic.name,
             topic.num_partitions,
             topic.replication_factor,
@@ -115,7 +115,7 @@ def _created_topic(
             CreatableTopicConfigs(
                 name=entry.option.name,
                 value=configs.get(entry.option.name, entry.value),
-                config_source=Source.DYNAMIC_TOPIC if entry.option.name in configs else entry.source,
+                config_source=ConfigSource.DYNAMIC_TOPIC if entry.option.name in configs else entry.source,
                 read_only=entry.read_only,
                 is_sensitive=entry.is_sensitive,
             )
@@ -147,7 +147,7 @@ def _delete_topic(broker: Broker, context: Context, state: DeleteTopicState) -> 
         broker.authorizer.require(context.session, Operation.DELETE, Resource.TOPIC, topic.name)
         if topic.is_internal:
             raise BrokerError(f"topic {name} is internal and cannot be deleted", code=Code.INVALID_REQUEST)
-        broker.topic_admin.delete(topic)
+        broker.topic_manager.delete(topic)
     except BrokerError as error:
         return DeletableTopicResult(
             name=name, topic_id=topic_id, error_code=error.code, error_message=error.args[0] or None
@@ -204,7 +204,7 @@ def _add_partitions(broker: Broker, context: Context, requested: CreatePartition
             code=Code.INVALID_TOPIC_EXCEPTION,
         )
     assignment = None if requested.assignments is None else [row.broker_ids for row in requested.assignments]
-    broker.topic_admin.add_partitions(topic, requested.partition_count, assignment, validate_only=validate_only)
+    broker.topic_manager.add_partitions(topic, requested.partition_count, assignment, validate_only=validate_only)
 
 
 def fail_create_partitions(context: Context, request: CreatePartitionsRequest, code: int) -> CreatePartitionsResponse:

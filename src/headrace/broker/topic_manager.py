@@ -26,7 +26,7 @@ Assignment = Sequence[Sequence[int]]
 """The replicas of each partition, the preferred leader first."""
 
 
-class TopicAdmin:
+class TopicManager:
     """Creates, extends and deletes topics. Errors are BrokerErrors with Kafka's codes."""
 
     def __init__(
