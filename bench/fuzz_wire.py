@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.wire import columns, frames, legacy, schema
+from headrace.wire import columns, frames, message_sets, schema
 from headrace.wire.api import APIS, request_class, response_class
 from headrace.wire.compression import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD, compress, decompress
 from headrace.wire.framing import FrameReader
@@ -127,7 +127,15 @@ def _record_targets() -> Iterator[Target]:
 
     def payload_to_columns(data: bytes) -> object:
         decoder = kernel.ColumnDecoder(True)
-        decoder.add(data, len(rows), 0, 0, -1, 0, 1 << 62)
+        decoder.add(
+            data,
+            len(rows),
+            base_offset=0,
+            base_timestamp=0,
+            append_time=-1,
+            first_offset=0,
+            end_offset=1 << 62,
+        )
         return decoder.finish()
 
     for codec in (NONE, GZIP, SNAPPY, LZ4, ZSTD):
@@ -153,10 +161,12 @@ def _other_targets() -> Iterator[Target]:
     rows = [Record(i, 1000 + i, b"key", b"value" * i, ()) for i in range(4)]
     for magic in (0, 1):
         for codec in (NONE, GZIP, SNAPPY, LZ4):
-            data = legacy.encode(rows, magic=magic, codec=codec)
+            data = message_sets.encode(rows, magic=magic, codec=codec)
             yield Target(
                 f"message set magic {magic} {CODEC_NAMES[codec]}",
-                lambda data: legacy.decode(data, partial_tail=True, mixed_magic=True, bytes_max=DECOMPRESSED_BYTES_MAX),
+                lambda data: message_sets.decode(
+                    data, partial_tail=True, mixed_magic=True, bytes_max=DECOMPRESSED_BYTES_MAX
+                ),
                 data,
             )
     for codec in (GZIP, SNAPPY, LZ4, ZSTD):

@@ -25,7 +25,7 @@ from typing import Any
 from headrace import Producer as TodaysProducer
 from headrace.client.addresses import Endpoint, parse
 from headrace.legacy import KeyedMessage, Producer
-from headrace.wire import frames, legacy
+from headrace.wire import frames, message_sets
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.layout import NO_TIMESTAMP, Record
 
@@ -86,7 +86,7 @@ def send_today(bootstrap: str, count: int) -> None:
 @contextmanager
 def round_trip(endpoint: Endpoint) -> Iterator[Callable[[], object]]:
     """Ask and wait, with a request that was made beforehand: what no producer can go below."""
-    data = legacy.encode([Record(0, NO_TIMESTAMP, None, VALUE, ())], magic=0)
+    data = message_sets.encode([Record(0, NO_TIMESTAMP, None, VALUE, ())], magic=0)
     part = PartitionProduceData(partition_index=0, records=data)
     topics = [TopicProduceData(name=LATENCY_TOPIC, partition_data=[part])]
     request = ProduceRequest(acks=ACKS, timeout_ms=TIMEOUT_MS, topic_data=topics)

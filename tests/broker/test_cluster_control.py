@@ -37,7 +37,7 @@ from headrace.wire.api.topics import (
     DeleteTopicsRequest,
 )
 from headrace.wire.api.transactions import InitProducerIdRequest, InitProducerIdResponse
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 from tests.support.broker_in_loop import broker_in_loop
 from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
 from tests.support.group_rig import on_loop
@@ -179,7 +179,7 @@ async def test_producer_ids_are_unique_across_brokers(tmp_path: Path) -> None:
         assert {producer_id // 1000 for producer_id in taken} == {0, 1, 2}  # a block for each
 
 
-async def until_asked(broker: Broker, request: Message, version: int) -> Message:
+async def until_asked(broker: Broker, request: RequestMessage[Message], version: int) -> Message:
     """Return the response when the coordinator is loaded."""
     for _ in range(100):
         answer: Any = await asked(broker, request, version)

@@ -9,7 +9,7 @@ import pytest
 
 from headrace import Producer
 from headrace.errors import Code
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.compression import ZSTD
@@ -229,7 +229,7 @@ def test_every_older_version_is_served(connection, topic, version):
     if version >= 4:
         assert values(part) == [b"a", b"b"]
     else:
-        records = legacy.decode(part.records)
+        records = message_sets.decode(part.records)
         assert [(record.offset, record.value) for record in records] == [(1, b"b")]
         assert records[0].timestamp == (1_700_000_000_000 if version >= 2 else -1)
 
@@ -239,7 +239,7 @@ def test_a_zstd_batch_is_not_converted_for_old_clients(connection, topic, versio
     connection.produce(topic, batch(b"plain"))
     connection.produce(topic, bytes(encode([Record(0, 1, None, b"packed", ())], codec=ZSTD)))
     part = rows(connection.call(fetch_request((topic, 0, 0)), version))[topic, 0]
-    assert (part.error_code, [each.value for each in legacy.decode(part.records)]) == (0, [b"plain"])
+    assert (part.error_code, [each.value for each in message_sets.decode(part.records)]) == (0, [b"plain"])
     part = rows(connection.call(fetch_request((topic, 0, 1)), version))[topic, 0]
     assert (part.error_code, len(part.records)) == (Code.UNSUPPORTED_COMPRESSION_TYPE, 0)
 

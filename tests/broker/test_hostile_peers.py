@@ -21,7 +21,7 @@ from headrace.broker.handlers import fetch
 from headrace.broker.log.log_segments import find_record
 from headrace.broker.ports import free_port
 from headrace.errors import Code
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.metadata import ApiVersionsRequest
 from headrace.wire.api.offsets import (
     ListOffsetsPartition,
@@ -233,7 +233,7 @@ def test_batches_are_converted_for_old_clients_off_the_event_loop(monkeypatch, t
 def gunzipped(records: Records) -> bytes:
     """Return the content of a message set with one compressed message."""
     assert isinstance(records, bytes | bytearray | memoryview)
-    (record,) = legacy.decode(records)
+    (record,) = message_sets.decode(records)
     return record.value or b""
 
 

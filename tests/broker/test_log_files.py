@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from headrace.wire.compression import CODEC_IDS
-from headrace.wire.records import Producer
+from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, rows_of
 from tests.support.peers.java import JAVA_SECONDS_MAX, SHORT_LIVED, java_command
@@ -46,8 +46,10 @@ def fill(rig: LogRig, log) -> None:
         codec = list(CODEC_IDS.values())[n % len(CODEC_IDS)]
         time_ms = START_MS + n * 1000
         rows = [(b"k%d" % (n % 5), b"value %d " % n * 5), (b"j", None)]
-        rig.append(log, *rows, codec=codec, producer=Producer(1, 0, 2 * n), time_ms=time_ms, step_ms=1)
-        rig.append(log, (b"t%d" % (n % 3), b"t" * 30), producer=Producer(2, 3, n, transactional=True), time_ms=time_ms)
+        rig.append(log, *rows, codec=codec, producer=BatchProducer(1, 0, 2 * n), time_ms=time_ms, step_ms=1)
+        rig.append(
+            log, (b"t%d" % (n % 3), b"t" * 30), producer=BatchProducer(2, 3, n, transactional=True), time_ms=time_ms
+        )
         if n % 4 == 3:
             rig.mark(log, 2, 3, committed=n % 8 == 3, coordinator=n)
 

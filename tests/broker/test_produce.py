@@ -9,12 +9,12 @@ import pytest
 from headrace import Producer
 from headrace.broker.catalog.topics import PartitionRegistration
 from headrace.errors import Code
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from headrace.wire.api.transactions import InitProducerIdRequest
 from headrace.wire.layout import Record
-from headrace.wire.records import Producer as Writer
+from headrace.wire.records import BatchProducer as Writer
 from headrace.wire.records import encode, read_batches
 from headrace.wire.schema import Records
 from tests.support.asking import ask
@@ -117,9 +117,9 @@ def test_acks_0_has_no_response_and_an_error_closes_the_connection(broker, conne
 def test_acks_0_requests_before_a_disconnect_are_stored(broker, connection, topic):
     """Message sets are checked in a thread: when the peer disconnects, most requests are still queued."""
     sent = [b"%d" % number for number in range(100)]
-    message_sets = [legacy.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
+    encoded = [message_sets.encode([Record(0, 1, None, value, ())], magic=1) for value in sent]
     with RawConnection(broker.bootstrap) as raw:
-        raw.send(b"".join(frame(request((topic, 0, data), acks=0), 2, at) for at, data in enumerate(message_sets)))
+        raw.send(b"".join(frame(request((topic, 0, data), acks=0), 2, at) for at, data in enumerate(encoded)))
     eventually("all are stored", lambda: len(values(connection, topic)) == len(sent))
     assert values(connection, topic) == sent
 
@@ -145,7 +145,9 @@ def test_produce_v13_uses_topic_ids(connection, broker, topic):
 def test_every_version_is_served(connection, topic, version):
     data: Records = batch(b"a", b"b")
     if version < 3:
-        data = legacy.encode([Record(0, 5, None, b"a", ()), Record(1, 5, None, b"b", ())], magic=min(version // 2, 1))
+        data = message_sets.encode(
+            [Record(0, 5, None, b"a", ()), Record(1, 5, None, b"b", ())], magic=min(version // 2, 1)
+        )
     message = request((topic, 0, data))
     if version == 13:
         metadata = connection.call(MetadataRequest(topics=None), 12)

@@ -25,7 +25,7 @@ from headrace.wire.api.offsets import (
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.api.topics import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from headrace.wire.frames import encode_request
-from headrace.wire.records import Producer as Writer
+from headrace.wire.records import BatchProducer as Writer
 from tests.support.cluster_in_loop import until
 from tests.support.log_rig import batch
 from tests.support.peers.connection import Connection

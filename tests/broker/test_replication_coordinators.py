@@ -18,8 +18,8 @@ from headrace.broker.transactions.transaction import TransactionState
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.api.transactions import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
-from headrace.wire.hashing import coordinator_partition
-from headrace.wire.records import Producer as Writer
+from headrace.wire.internal_topics import coordinator_partition
+from headrace.wire.records import BatchProducer as Writer
 from tests.support.cluster_in_loop import until
 from tests.support.log_rig import batch
 from tests.support.peers.connection import Connection

@@ -16,7 +16,7 @@ from headrace.client.admin import AdminClient
 from headrace.errors import Code
 from headrace.types import TopicPartition
 from headrace.wire.layout import Record
-from headrace.wire.records import Producer as Writer
+from headrace.wire.records import BatchProducer as Writer
 from headrace.wire.records import encode
 from tests.support.broker_in_loop import broker_in_loop, hold_markers
 from tests.support.peers import librdkafka

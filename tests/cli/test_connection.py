@@ -111,7 +111,7 @@ def test_a_server_that_is_not_kafka_is_reported():
     thread.join(10)
     assert done.returncode == 1
     stderr = done.stderr.decode()
-    assert "the peer speaks HTTP" in stderr
+    assert "the peer uses HTTP" in stderr
     assert stderr.count("\n") == 1, "the log of the attempts is not shown"
 
 

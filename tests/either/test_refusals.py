@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.errors import Code
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import ATTRIBUTES_OFFSET, CONTROL, CRC_OFFSET, Record
-from headrace.wire.records import Producer, encode
+from headrace.wire.records import BatchProducer, encode
 from tests.support.peers.broker import Broker
 from tests.support.peers.connection import Connection
 from tests.support.raw_producer import TIME_MS, plain_batch
@@ -54,11 +54,11 @@ REFUSED = {
     "a last offset past the records": (patched(BATCH, LAST_OFFSET_DELTA_OFFSET, ">i", 5), Code.INVALID_RECORD),
     "a control batch": (patched(BATCH, ATTRIBUTES_OFFSET, ">h", ATTRIBUTES | CONTROL), Code.INVALID_RECORD),
     "no sequence with a producer id": (
-        bytes(encode(RECORDS, producer=Producer(7, 0, -1, transactional=False))),
+        bytes(encode(RECORDS, producer=BatchProducer(7, 0, -1, transactional=False))),
         Code.INVALID_RECORD,
     ),
     "two batches in one": (BATCH + BATCH, Code.INVALID_RECORD),
-    "an old message set in a new request": (legacy.encode(RECORDS, magic=1), Code.INVALID_RECORD),
+    "an old message set in a new request": (message_sets.encode(RECORDS, magic=1), Code.INVALID_RECORD),
     "a record that ends before it begins": (patched(BATCH, 61, ">B", 0x7F), Code.INVALID_RECORD),
     "a record that is longer than the batch": (patched(BATCH, 61, ">B", 0x7E), Code.INVALID_RECORD),
     "a key that is longer than its record": (patched(BATCH, 65, ">B", 0x7E), Code.INVALID_RECORD),

@@ -17,7 +17,7 @@ from headrace.client.metadata import Cluster
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import BrokerError, TimedOutError
 from headrace.types import TopicPartition
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.fetch import FetchRequest
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
@@ -226,7 +226,7 @@ def test_message_sets_of_old_clients_are_read_as_records(kafka39, monkeypatch):
     topic = kafka39.create_topic(name("old"))
     records_in = [Record(i, TIME + i, b"k", b"v" * 10, ()) for i in range(20)]
     with Connection(kafka39.bootstrap) as connection:
-        assert connection.produce(topic, legacy.encode(records_in, magic=1, codec=1), version=2).error_code == 0
+        assert connection.produce(topic, message_sets.encode(records_in, magic=1, codec=1), version=2).error_code == 0
     with Fetcher(kafka39.bootstrap, isolation="read_uncommitted") as fetcher:
         fetcher.assign({TopicPartition(topic, 0): 3})
         monkeypatch.setattr(Cluster, "topic_id", lambda self, topic: None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.layout import NO_TIMESTAMP, Record
 from tests.support import samples
@@ -38,7 +38,7 @@ SETS = {
 
 
 def ours(batch):
-    return legacy.encode(batch.records, magic=batch.magic, codec=batch.codec, append_time=batch.append_time)
+    return message_sets.encode(batch.records, magic=batch.magic, codec=batch.codec, append_time=batch.append_time)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def ours_as_java_reads_them(kafka_jars, java_batches):
 
 @pytest.mark.parametrize("name", SETS)
 def test_message_sets_of_java_are_decoded(name, by_java):
-    assert legacy.decode(by_java[name]) == list(SETS[name].records)
+    assert message_sets.decode(by_java[name]) == list(SETS[name].records)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -86,7 +86,7 @@ def test_a_broker_accepts_message_sets_and_a_modern_consumer_reads_them(version,
     expected = as_kept(samples.small() + samples.shifted(samples.large(), count), magic)
     for codec, partition in PARTITIONS.items():
         for records in (samples.small(), samples.large()):
-            data = legacy.encode(records, magic=magic, codec=CODEC_IDS[codec])
+            data = message_sets.encode(records, magic=magic, codec=CODEC_IDS[codec])
             answer = connection.produce(topic, data, version=version, partition=partition)
             assert answer.error_code == 0, (codec, answer)
         consumed = librdkafka.consume(kafka39.bootstrap, topic, len(expected), partition=partition)
@@ -111,7 +111,7 @@ def test_message_sets_down_converted_by_a_broker_are_decoded(version, magic, cod
     # A set may be larger than its batch: then it is truncated, and the rest is fetched again.
     while len(decoded) < len(written):
         fetched = connection.fetch(of_librdkafka, version=version, partition=PARTITIONS[codec], offset=len(decoded))
-        records = legacy.decode(fetched.records, partial_tail=True, mixed_magic=True)
+        records = message_sets.decode(fetched.records, partial_tail=True, mixed_magic=True)
         assert records, f"nothing at offset {len(decoded)}"
         # A compressed set is returned as a whole, also if only its end was requested.
         decoded += [record for record in records if record.offset >= len(decoded)]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.errors import AuthenticationError
-from headrace.wire.schema import Message
+from headrace.wire.schema import RequestMessage
 from tests.support.scripted import Script, ScriptedServer
 
 SECONDS_MAX = 15.0
@@ -67,21 +68,21 @@ class Link:
 
     def begin(
         self,
-        message: Message,
+        message: RequestMessage[Any],
         *,
         timeout_ms: float = SECONDS_MAX * 1000,
         versions: tuple[int, int] | None = None,
         expects_response: bool = True,
-    ) -> list[Response]:
+    ) -> list[Response[Any]]:
         """Send once connected; the response will be in the list."""
         self.connect()
-        responses: list[Response] = []
+        responses: list[Response[Any]] = []
         request = Request.of(message, responses.append, timeout_ms, versions)
         request.expects_response = expects_response
         self.client.send(NODE, request, self.now)
         return responses
 
-    def ask(self, message: Message, **options: object) -> Response:
+    def ask(self, message: RequestMessage[Any], **options: object) -> Response[Any]:
         responses = self.begin(message, **options)  # type: ignore[arg-type]
         self.until("a response", lambda: responses)
         assert len(responses) == 1

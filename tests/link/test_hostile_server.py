@@ -113,8 +113,8 @@ def refuse(peer):
         (hang_up, "does security.protocol match its listener?"),
         (hang_up_after_reading, "closed the connection before it was set up"),
         (reset, "failed: .*[Rr]eset"),
-        (http, "speaks HTTP: bootstrap.servers wants the port of a Kafka listener"),
-        (tls_alert, "speaks TLS, we do not: set security.protocol to SSL"),
+        (http, "uses HTTP: set bootstrap.servers to the port of a Kafka listener"),
+        (tls_alert, "uses TLS, but security.protocol is without TLS: set it to SSL or SASL_SSL"),
         (garbage, "got a size of -559038737"),
         (promise, "got a size of 2147483647"),
         (unasked, "responded to request 99, expected 1"),
@@ -450,7 +450,7 @@ def client_context(certificate):
 def test_a_plain_client_at_a_tls_port_gets_a_hint(links, certificate):
     server = links.server(tls=server_context(certificate))
     said = links.link(server).fail_to_connect()
-    assert "speaks TLS" in said or "does security.protocol match its listener?" in said
+    assert "uses TLS" in said or "does security.protocol match its listener?" in said
 
 
 def test_a_tls_client_at_a_plain_port_gets_a_hint(links, certificate):

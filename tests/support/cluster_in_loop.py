@@ -17,7 +17,7 @@ from headrace.wire.api.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 from tests.support.broker_in_loop import broker_in_loop
 
 SECONDS_MAX = 10.0
@@ -57,7 +57,7 @@ async def until(what: str, condition: Callable[[], T | None]) -> T:
     return value
 
 
-async def asked(broker: Broker, message: Message, version: int) -> Message:
+async def asked(broker: Broker, message: RequestMessage[Message], version: int) -> Message:
     """Return the response of a broker, on a new connection."""
     listener = broker.listeners[0]
     peer = Peer(lambda: (listener.host, listener.port), client_id="test")

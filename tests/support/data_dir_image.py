@@ -38,7 +38,7 @@ from headrace.wire.api.topics import (
     DeleteRecordsTopic,
 )
 from headrace.wire.layout import Record
-from headrace.wire.records import Producer, encode
+from headrace.wire.records import BatchProducer, encode
 from tests.support.data_dir_brokers import RoutingClient, RunningBrokers
 from tests.support.raw_producer import RawProducer
 
@@ -258,5 +258,5 @@ def _batch(
     records = [Record(n, time_ms + n, key.encode(), value.encode(), ()) for n, (key, value) in enumerate(rows)]
     if producer is None:
         return bytes(encode(records, codec=codec))
-    identity = Producer(producer.producer_id, producer.epoch, sequence, transactional)
+    identity = BatchProducer(producer.producer_id, producer.epoch, sequence, transactional)
     return bytes(encode(records, codec=codec, producer=identity))

@@ -25,7 +25,7 @@ from headrace.broker.catalog.journal import Event
 from headrace.broker.catalog.topics import Topics
 from headrace.errors import BrokerError, Code
 from headrace.wire.layout import Record
-from headrace.wire.records import NO_PRODUCER, Marker, Producer, RecordBatch, encode, read_batches
+from headrace.wire.records import NO_PRODUCER, BatchProducer, Marker, RecordBatch, encode, read_batches
 
 START_MS = 1_700_000_000_000
 TURNS_MAX = 200
@@ -133,7 +133,7 @@ class FakeInternal:
         return list(range(self._counts.get(topic, 0)))
 
     async def append(
-        self, topic: str, index: int, records: Sequence[Record], *, producer: Producer = NO_PRODUCER
+        self, topic: str, index: int, records: Sequence[Record], *, producer: BatchProducer = NO_PRODUCER
     ) -> int:
         if self._gate is not None:
             await self._gate.wait()

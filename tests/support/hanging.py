@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.wire.layout import Record
-from headrace.wire.records import Producer, encode
+from headrace.wire.records import BatchProducer, encode
 from tests.support.peers.connection import Connection
 from tests.support.waiting import eventually
 
@@ -20,7 +20,7 @@ def plant_hanging(bootstrap: str, topic: str, transactional_id: str) -> tuple[in
     """
     with AdminClient(bootstrap) as admin, Connection(bootstrap) as connection:
         producer_id, epoch = admin.fence_producers([transactional_id])[transactional_id]
-        batch = encode([Record(0, TIME_MS, None, b"hanging", ())], producer=Producer(producer_id, epoch, 0, True))
+        batch = encode([Record(0, TIME_MS, None, b"hanging", ())], producer=BatchProducer(producer_id, epoch, 0, True))
         admin.alter_configs({BROKER: {VERIFICATION: "false"}})
         try:
             eventually(

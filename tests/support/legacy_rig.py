@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.client.addresses import Endpoint
 from headrace.errors import ConnectionFailedError
-from headrace.wire import frames, legacy
+from headrace.wire import frames, message_sets
 from headrace.wire.api.metadata import (
     ApiVersion,
     ApiVersionsRequest,
@@ -146,7 +146,7 @@ class FakeCluster:
         self._script.extend(outcomes)
 
     def records(self, topic: str, partition: int) -> list[Record]:
-        return [record for data in self.sets[topic, partition] for record in legacy.decode(data)]
+        return [record for data in self.sets[topic, partition] for record in message_sets.decode(data)]
 
     def values(self, topic: str) -> list[bytes | None]:
         """Return the values of all partitions, in order of the partitions."""

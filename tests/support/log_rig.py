@@ -21,7 +21,7 @@ from headrace.broker.log.log_segments import find_record
 from headrace.broker.log.recovery import NO_FACTS, PartitionFacts
 from headrace.wire.layout import Record
 from headrace.wire.primitives import Buffer
-from headrace.wire.records import NO_PRODUCER, Marker, Producer, RecordBatch, encode, read_batches
+from headrace.wire.records import NO_PRODUCER, BatchProducer, Marker, RecordBatch, encode, read_batches
 from tests.support.fake_internal import START_MS, HandClock
 
 TOPIC_ID = bytes(range(16))
@@ -31,7 +31,7 @@ Value = bytes | tuple[bytes | None, bytes | None]
 
 def batch(
     *values: Value,
-    producer: Producer = NO_PRODUCER,
+    producer: BatchProducer = NO_PRODUCER,
     codec: int = 0,
     time_ms: int = START_MS,
     step_ms: int = 0,

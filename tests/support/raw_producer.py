@@ -26,7 +26,7 @@ from headrace.wire.api.transactions import (
     InitProducerIdResponse,
 )
 from headrace.wire.layout import Record
-from headrace.wire.records import Producer, encode
+from headrace.wire.records import BatchProducer, encode
 from headrace.wire.schema import Message
 from tests.support.waiting import eventually
 
@@ -96,7 +96,7 @@ class RawProducer:
         self, sequence: int, *values: bytes, epoch: int | None = None, transactional: bool | None = None
     ) -> bytes:
         is_transactional = self.transactional_id is not None if transactional is None else transactional
-        identity = Producer(self.producer_id, self.epoch if epoch is None else epoch, sequence, is_transactional)
+        identity = BatchProducer(self.producer_id, self.epoch if epoch is None else epoch, sequence, is_transactional)
         records = [Record(n, TIME_MS, None, value, ()) for n, value in enumerate(values)]
         return bytes(encode(records, producer=identity))
 

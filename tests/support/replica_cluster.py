@@ -20,7 +20,7 @@ from headrace.broker.catalog.topics import PartitionRegistration
 from headrace.broker.partition import Partition
 from headrace.broker.ports import free_port
 from headrace.errors import BrokerError, Code
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 from tests.support.cluster_in_loop import asked, until
 
 STOP_SECONDS_MAX = 20
@@ -79,7 +79,7 @@ class ReplicaCluster:
         async with asyncio.timeout(STOP_SECONDS_MAX):
             await self.brokers.pop(node).stop()
 
-    async def ask(self, node: int, request: Message, version: int) -> Message:
+    async def ask(self, node: int, request: RequestMessage[Message], version: int) -> Message:
         return await asked(self.brokers[node], request, version)
 
     async def topic(self, name: str, assignment: list[list[int]], **configs: str) -> None:

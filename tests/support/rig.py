@@ -28,6 +28,7 @@ from headrace.producer.sender import Sender, SenderSettings
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import TransactionManager
+from headrace.wire.api import ApiKey
 from headrace.wire.api.group_offsets import (
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
@@ -49,7 +50,6 @@ from headrace.wire.api.transactions import (
     EndTxnResponse,
     InitProducerIdResponse,
 )
-from headrace.wire.api_keys import ApiKey
 from tests.support.fake_log import FakeLog
 from tests.support.fake_network import FIRST_PORT, HOST, FakeClock, FakeCluster, Sent, endpoint
 

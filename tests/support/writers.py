@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from headrace.wire import columns, records
 from headrace.wire.layout import HEADER_BYTES, LOG_APPEND_TIME, NO_TIMESTAMP, EncodedBatch, Record
-from headrace.wire.records import OpenBatch, Producer
+from headrace.wire.records import BatchProducer, OpenBatch
 from tests.support.peers.batches import Batch
 
 BUFFER_BYTES = 1 << 20
@@ -85,5 +85,5 @@ def _seal(building: OpenBatch | EncodedBatch, batch: Batch) -> memoryview:
     )
 
 
-def _producer(batch: Batch) -> Producer:
-    return Producer(batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.transactional)
+def _producer(batch: Batch) -> BatchProducer:
+    return BatchProducer(batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.transactional)

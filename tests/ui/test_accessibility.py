@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from headrace.client.admin import TopicPartition
-from headrace.client.facts.transactions import held_back
+from headrace.client.queries.transactions import blocked_partitions
 from headrace.producer.producer import Producer
 from tests.support.page_checks import flaws
 from tests.support.topics import unique
@@ -67,14 +67,14 @@ def test_transaction_is_aborted_with_the_keyboard_only(page: Page, admin, writer
     expect(page.get_by_role("alertdialog").get_by_role("button", name="Cancel")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("alertdialog")).to_have_count(0)
-    assert held_back(admin, [partition]), "aborted without confirmation"
+    assert blocked_partitions(admin, [partition]), "aborted without confirmation"
     tab_to(page, "Abort")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alertdialog").get_by_role("button", name="Cancel")).to_be_focused()
     tab_to(page, "Abort transaction")
     page.keyboard.press("Enter")
     expect(page.get_by_text("No open transactions").or_(page.get_by_text("No match for")).first).to_be_visible()
-    assert not held_back(admin, [partition])
+    assert not blocked_partitions(admin, [partition])
 
 
 def tab_to(page, label):

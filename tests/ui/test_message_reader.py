@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.client.admin import NewTopic
-from headrace.client.facts.filters import filters_of, header_of, pattern_of
 from headrace.client.offsets import Isolation
+from headrace.client.text_formats import parse_header, parse_pattern, record_filters
 from headrace.errors import BrokerError
 from headrace.producer.producer import Producer
 from headrace.ui.message_reader import ReadRequest, StartFrom, open_reader
@@ -70,7 +70,7 @@ def test_aborted_messages_are_returned_with_read_uncommitted_only(admin, topic):
 
 
 def test_filter_without_a_match_says_how_far_it_scanned(admin, topic):
-    matches = filters_of(pattern_of("no-such-key"), None, [header_of("h=1")])
+    matches = record_filters(parse_pattern("no-such-key"), None, [parse_header("h=1")])
     result = open_reader(admin, ReadRequest(topic, matches=matches)).read()
     assert (result.rows, result.scanned, result.has_more) == ([], RECORDS, False)
     assert result.stopped.startswith("Beginning of the topic. Scanned 300 records")

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from headrace import FatalError
 from headrace.client.admin import TopicPartition
-from headrace.client.facts.transactions import held_back
+from headrace.client.queries.transactions import blocked_partitions
 from headrace.producer.producer import Producer
 from tests.support.hanging import plant_hanging
 from tests.support.topics import unique
@@ -34,7 +34,7 @@ def open_transaction(broker, topic):
 
 
 def beyond_lso(admin, topic):
-    return held_back(admin, [TopicPartition(topic, 0)])
+    return blocked_partitions(admin, [TopicPartition(topic, 0)])
 
 
 def test_open_transaction_is_shown_and_aborted_after_confirmation(page: Page, broker, admin, shot):

@@ -1,4 +1,4 @@
-"""bootstrap.servers, and what DNS makes of it."""
+"""bootstrap.servers and DNS."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_the_system_resolver_knows_loopback():
 
 
 def test_servers_that_do_not_resolve_are_left_out_and_reported():
-    found, unresolved = bootstrap_endpoints(parse("alias:9,nowhere:9"), getaddrinfo=getaddrinfo)
-    assert found == [("alias", 9)]
+    endpoints, unresolved = bootstrap_endpoints(parse("alias:9,nowhere:9"), getaddrinfo=getaddrinfo)
+    assert endpoints == [("alias", 9)]
     assert unresolved == ["cannot resolve 'nowhere' of nowhere:9: Name or service not known"]
 
 
@@ -122,5 +122,5 @@ def test_with_no_server_left_the_error_names_them_all():
 
 
 def test_canonical_names_replace_the_alias_if_the_address_has_one():
-    found, _ = bootstrap_endpoints(parse("alias:9,one:9"), RESOLVE_CANONICAL, getaddrinfo, getnameinfo)
-    assert found == [("b1.example", 9), ("b2.example", 9), ("fd00::1", 9)]
+    endpoints, _ = bootstrap_endpoints(parse("alias:9,one:9"), RESOLVE_CANONICAL, getaddrinfo, getnameinfo)
+    assert endpoints == [("b1.example", 9), ("b2.example", 9), ("fd00::1", 9)]

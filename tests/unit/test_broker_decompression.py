@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.log import decompression
 from headrace.broker.log.decompression import Decompression, DecompressionLimits, OffLoopError
 from headrace.errors import BrokerError, Code
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.compression import CODEC_IDS, CODEC_NAMES
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch, encode, read_batches
@@ -86,7 +86,7 @@ def test_the_event_loop_does_not_import_the_codecs(monkeypatch):
 
 def test_conversions_need_a_thread(rig):
     recompressing = rig.log(compression_type="gzip")
-    old = legacy.encode([Record(0, 1, None, b"v", ())], magic=1, codec=0)
+    old = message_sets.encode([Record(0, 1, None, b"v", ())], magic=1, codec=0)
     for log, data, magic in ((recompressing, batch(b"v"), 2), (rig.log("old"), old, 1)):
         work = Decompression(DecompressionLimits(), on_loop=True)
         with pytest.raises(OffLoopError):
@@ -95,7 +95,7 @@ def test_conversions_need_a_thread(rig):
 
 
 def test_a_message_set_beyond_the_limit_is_refused(rig):
-    data = legacy.encode([Record(0, 1, None, bytes(50_000), ())], magic=1, codec=CODEC_IDS["gzip"])
+    data = message_sets.encode([Record(0, 1, None, bytes(50_000), ())], magic=1, codec=CODEC_IDS["gzip"])
     with pytest.raises(BrokerError, match="expected at most 10000 bytes"):
         rig.log().prepare(
             data, magic_allowed=1, decompression=Decompression(DecompressionLimits(batch_bytes_max=10_000))

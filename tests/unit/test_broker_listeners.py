@@ -7,7 +7,7 @@ import pytest
 from headrace.broker.broker_options import resolve
 from headrace.broker.server.listener import listeners_of
 from headrace.errors import ConfigError
-from headrace.wire.hashing import coordinator_partition, java_string_hash
+from headrace.wire.internal_topics import coordinator_partition, java_string_hash
 
 
 def listeners(**options: str):

@@ -12,11 +12,11 @@ import pytest
 from headrace.broker.log import Origin
 from headrace.broker.log.files import reserve
 from headrace.errors import BrokerError, Code
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import BatchHeader, Record, header_layout
-from headrace.wire.records import Marker, Producer, encode_marker
+from headrace.wire.records import BatchProducer, Marker, encode_marker
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, batch, batches_of, replicate, rows_of, state_of, values_of
 
@@ -62,7 +62,7 @@ def test_offsets_follow_one_another(rig):
 def test_base_offset_and_epoch_are_patched_and_nothing_else(rig):
     log = rig.log()
     rig.append(log, b"before")
-    sent = batch(b"x" * 100, b"y", producer=Producer(7, 0, 0))
+    sent = batch(b"x" * 100, b"y", producer=BatchProducer(7, 0, 0))
     log.append(sent, leader_epoch=5)
     stored = bytes(batches_of(log)[1].view)
     assert struct.unpack_from(">qii", stored) == (1, len(sent) - 12, 5)
@@ -90,7 +90,7 @@ def test_any_buffer_type_is_accepted(rig, kind):
 # --- invalid batches ---
 
 GOOD = batch(b"one", b"two")
-WITH_PRODUCER = batch(b"one", b"two", producer=Producer(5, 0, 0))
+WITH_PRODUCER = batch(b"one", b"two", producer=BatchProducer(5, 0, 0))
 REFUSED = {
     "nothing": (b"", Code.INVALID_RECORD),
     "a few bytes": (GOOD[:20], Code.INVALID_RECORD),
@@ -111,7 +111,7 @@ REFUSED = {
     "a producer without a sequence": (changed(WITH_PRODUCER, base_sequence=-1), Code.INVALID_RECORD),
     "an unknown codec": (changed(GOOD, attributes=5), Code.UNSUPPORTED_COMPRESSION_TYPE),
     "the broker's timestamps": (changed(GOOD, attributes=8), Code.INVALID_TIMESTAMP),
-    "a message set": (legacy.encode([Record(0, 0, None, b"v", ())], magic=1), Code.INVALID_RECORD),
+    "a message set": (message_sets.encode([Record(0, 0, None, b"v", ())], magic=1), Code.INVALID_RECORD),
 }
 
 
@@ -188,7 +188,7 @@ def test_log_append_time_sets_all_timestamps_and_updates_the_checksum(rig, codec
 @pytest.mark.parametrize("sent", ["none", "zstd"])
 def test_batches_are_recompressed_with_the_codec_of_the_topic(rig, topic_codec, sent):
     log = rig.log(compression_type=topic_codec)
-    rig.append(log, b"a" * 500, b"b", codec=CODEC_IDS[sent], producer=Producer(3, 1, 0), step_ms=7)
+    rig.append(log, b"a" * 500, b"b", codec=CODEC_IDS[sent], producer=BatchProducer(3, 1, 0), step_ms=7)
     (stored,) = batches_of(log)
     assert stored.header.codec == CODEC_IDS.get(topic_codec, 0)
     assert (stored.header.producer_id, stored.header.base_sequence) == (3, 0)
@@ -209,7 +209,7 @@ def test_message_sets_become_a_batch(rig, magic, codec):
     log = rig.log()
     rig.append(log, b"before")
     rows = [Record(n, START_MS + n, b"k%d" % n, b"v%d" % n, ()) for n in range(3)]
-    info = log.append(log.prepare(legacy.encode(rows, magic=magic, codec=CODEC_IDS[codec]), magic_allowed=magic))
+    info = log.append(log.prepare(message_sets.encode(rows, magic=magic, codec=CODEC_IDS[codec]), magic_allowed=magic))
     assert info[:2] == (1, 3)
     stored = batches_of(log)[1]
     assert stored.header.magic == 2
@@ -228,13 +228,13 @@ def test_old_producers_may_send_batches_too(rig):
 
 def test_damaged_message_sets_are_refused(rig):
     log = rig.log()
-    good = legacy.encode([Record(0, START_MS, b"k", b"v", ())], magic=1)
+    good = message_sets.encode([Record(0, START_MS, b"k", b"v", ())], magic=1)
     assert refused(log, good[:-1] + b"x", magic_allowed=1) == Code.CORRUPT_MESSAGE
     assert refused(log, good[:-1], magic_allowed=1) == Code.INVALID_RECORD
-    older = legacy.encode([Record(0, START_MS, b"k", b"v", ())], magic=0)
+    older = message_sets.encode([Record(0, START_MS, b"k", b"v", ())], magic=0)
     assert refused(log, good + older, magic_allowed=1) == Code.INVALID_RECORD
     compacted = rig.log("c", cleanup_policy="compact")
-    keyless = legacy.encode([Record(0, START_MS, None, b"v", ())], magic=1)
+    keyless = message_sets.encode([Record(0, START_MS, None, b"v", ())], magic=1)
     assert refused(compacted, keyless, magic_allowed=1) == Code.INVALID_RECORD
 
 
@@ -244,7 +244,7 @@ def test_damaged_message_sets_are_refused(rig):
 def test_a_follower_appends_batches_unchanged(rig):
     leader, follower = rig.log("a"), rig.log("b")
     for n in range(20):
-        leader.append(batch(b"v%d" % n, b"w", producer=Producer(3, 0, 2 * n)), leader_epoch=n // 7)
+        leader.append(batch(b"v%d" % n, b"w", producer=BatchProducer(3, 0, 2 * n)), leader_epoch=n // 7)
     rig.mark(leader, 3, 0, committed=False)
     replicate(leader, follower, bytes_max=500)
     assert state_of(follower) == state_of(leader)
@@ -265,7 +265,7 @@ def test_a_follower_refuses_damaged_batches_and_offsets_it_has(rig):
 
 def test_batches_of_coordinators_need_no_sequence_numbers(rig):
     log = rig.log(cleanup_policy="compact")
-    mine = Producer(9, 2, -1, transactional=True)
+    mine = BatchProducer(9, 2, -1, transactional=True)
     for n in range(3):
         log.append(batch((b"k%d" % n, b"v"), producer=mine), origin=Origin.COORDINATOR)
     assert log.producers.is_open(9, 2)
@@ -292,9 +292,9 @@ def test_a_full_disk_leaves_no_trace(rig, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
-        assert refused(log, batch(b"lost", producer=Producer(5, 0, 0))) == Code.KAFKA_STORAGE_ERROR
+        assert refused(log, batch(b"lost", producer=BatchProducer(5, 0, 0))) == Code.KAFKA_STORAGE_ERROR
     assert os.stat(log.segments[0].file.path).st_size == size
-    assert rig.append(log, b"after", producer=Producer(5, 0, 0))[:2] == (1, 1)
+    assert rig.append(log, b"after", producer=BatchProducer(5, 0, 0))[:2] == (1, 1)
     assert values_of(rig.crash().log()) == [b"before", b"after"]
 
 

@@ -15,7 +15,7 @@ from headrace.broker.log import compaction
 from headrace.broker.log.compaction_filter import DELETE_HORIZON
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.compression import CODEC_IDS
-from headrace.wire.records import Producer
+from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import (
     LogRig,
@@ -218,7 +218,7 @@ def test_a_key_written_again_after_a_tombstone_stays(rig):
 
 def test_the_last_batch_of_a_producer_stays_without_its_records(rig):
     log = rig.log(**COMPACT)
-    mine = [rig.append(log, (b"k", b"%d" % n), (b"l", b"x"), producer=Producer(7, 3, 2 * n)) for n in range(3)]
+    mine = [rig.append(log, (b"k", b"%d" % n), (b"l", b"x"), producer=BatchProducer(7, 3, 2 * n)) for n in range(3)]
     put(rig, log, b"k", b"newer")
     put(rig, log, b"l", b"newer")
     log.roll()
@@ -234,11 +234,11 @@ def test_the_last_batch_of_a_producer_stays_without_its_records(rig):
     entry = reopened.producers.entries[7]
     assert producers_of(reopened)[7][:4] == before[:4]
     assert entry.last_sequence == 5
-    again = reopened.append(batch((b"k", b"2"), (b"l", b"x"), producer=Producer(7, 3, 4)))
+    again = reopened.append(batch((b"k", b"2"), (b"l", b"x"), producer=BatchProducer(7, 3, 4)))
     assert again.duplicate
     assert again.first_offset == mine[2].first_offset
     with pytest.raises(BrokerError) as caught:
-        reopened.append(batch((b"k", b"9"), producer=Producer(7, 3, 8)))
+        reopened.append(batch((b"k", b"9"), producer=BatchProducer(7, 3, 8)))
     assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -261,7 +261,7 @@ def test_the_last_batch_of_a_round_stays_so_that_offsets_are_not_reused(rig):
 
 def test_aborted_records_are_removed_and_later_their_marker(rig):
     log = rig.log(**COMPACT, delete_retention_ms="1000")
-    mine = [Producer(5, 0, n, transactional=True) for n in range(3)]
+    mine = [BatchProducer(5, 0, n, transactional=True) for n in range(3)]
     put(rig, log, b"k", b"committed", producer=mine[0])
     rig.mark(log, 5, 0, committed=True)
     put(rig, log, b"k", b"aborted", producer=mine[1])
@@ -277,7 +277,7 @@ def test_aborted_records_are_removed_and_later_their_marker(rig):
     assert controls == [1, 4]  # the last batch of the producer stays, empty, and so its marker is needed
     assert log.aborted.between(0, 6) == [(5, 2)]
     # The producer continues: it has another last batch, and nothing is left of the aborted transaction.
-    put(rig, log, b"y", b"y", producer=Producer(5, 0, 3, transactional=True))
+    put(rig, log, b"y", b"y", producer=BatchProducer(5, 0, 3, transactional=True))
     rig.mark(log, 5, 0, committed=True)
     log.roll()
     for _ in range(3):
@@ -297,7 +297,7 @@ def test_an_open_transaction_is_not_compacted(rig):
     put(rig, log, b"a", b"1")
     put(rig, log, b"a", b"2")
     log.roll()
-    put(rig, log, b"a", b"open", producer=Producer(5, 0, 0, transactional=True))
+    put(rig, log, b"a", b"open", producer=BatchProducer(5, 0, 0, transactional=True))
     put(rig, log, b"a", b"3")
     log.roll()
     put(rig, log, b"a", b"4")
@@ -336,7 +336,7 @@ def test_a_compacted_log_has_the_last_committed_value_of_each_key(tmp_path_facto
         if step == "write":
             open_.setdefault(pid, log.end_offset)
             rows.append((open_[pid], b"k%d" % key, value))
-            put(rig, log, b"k%d" % key, value, producer=Producer(pid, 0, sequences[pid], transactional=True))
+            put(rig, log, b"k%d" % key, value, producer=BatchProducer(pid, 0, sequences[pid], transactional=True))
             sequences[pid] += 1
         elif step in ("commit", "abort"):
             if step == "commit" and pid in open_:
@@ -462,7 +462,7 @@ def test_the_compacted_offset_survives_a_restart(rig):
 def prepared(rig):
     log = rig.log(**COMPACT, internal_segment_bytes="250")
     for n in range(30):
-        put(rig, log, b"k%d" % (n % 4), b"v%d" % n, producer=Producer(1, 0, n, transactional=True))
+        put(rig, log, b"k%d" % (n % 4), b"v%d" % n, producer=BatchProducer(1, 0, n, transactional=True))
         if n % 5 == 4:
             rig.mark(log, 1, 0, committed=n % 2 == 0)
     rig.mark(log, 1, 0, committed=True)

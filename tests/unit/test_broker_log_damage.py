@@ -19,7 +19,7 @@ from headrace.broker.log.producer_state import ProducerStateManager
 from headrace.broker.log.recovery import PartitionFacts
 from headrace.broker.log.validation import Origin
 from headrace.errors import BrokerError, Code, IllegalStateError
-from headrace.wire.records import Producer, read_batches
+from headrace.wire.records import BatchProducer, read_batches
 from tests.support.log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of, visible
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
@@ -35,7 +35,7 @@ def fill(rig: LogRig, rounds: int = 24):
     log = rig.log(**SMALL)
     for n in range(rounds):
         rig.append(log, b"plain %d" % n, b"second")
-        rig.append(log, b"in a transaction %d" % n, producer=Producer(2, 0, n, transactional=True))
+        rig.append(log, b"in a transaction %d" % n, producer=BatchProducer(2, 0, n, transactional=True))
         if n % 2:
             rig.mark(log, 2, 0, committed=n % 4 == 1)
     assert len(log.segments) > 5
@@ -613,7 +613,7 @@ def with_marker(rig: LogRig, where: str, then: str = "nothing"):
     """Write a marker at offset 3 that commits offset 1; return the log, its segment file and the marker's position."""
     log = rig.log()
     rig.append(log, b"plain")
-    rig.append(log, b"first", producer=Producer(P, 0, 0, transactional=True))
+    rig.append(log, b"first", producer=BatchProducer(P, 0, 0, transactional=True))
     rig.append(log, b"also plain")
     rig.mark(log, P, 0, committed=True)
     segment = log.segments[0]
@@ -622,7 +622,7 @@ def with_marker(rig: LogRig, where: str, then: str = "nothing"):
         log.roll()
     rig.append(log, b"later")
     if then != "nothing":
-        rig.append(log, b"second", producer=Producer(P, 0, 1, transactional=True))
+        rig.append(log, b"second", producer=BatchProducer(P, 0, 1, transactional=True))
     if then in ("commits", "aborts"):
         rig.mark(log, P, 0, committed=then == "commits")
     return log, Path(segment.file.path), position
@@ -651,7 +651,7 @@ def test_a_producer_whose_marker_was_lost_continues_with_its_next_transaction(ri
     again = open_again(rig, how, lambda: flip(path, position + 70))
     log = opened(again)
     for sequence, commits in ((1, False), (2, True)):
-        again.append(log, b"number %d" % sequence, producer=Producer(P, 0, sequence, transactional=True))
+        again.append(log, b"number %d" % sequence, producer=BatchProducer(P, 0, sequence, transactional=True))
         assert log.last_stable_offset == log.end_offset - 1
         again.mark(log, P, 0, committed=commits)
     assert committed(log) == ({0: b"plain", 4: b"later", 7: b"number 2"}, {1, 2, 3})
@@ -662,8 +662,8 @@ def test_a_producer_whose_marker_was_lost_continues_with_its_next_transaction(ri
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_transaction_known_to_be_open_behind_damage_is_not_affected(rig, commits, how):
     log = rig.log()
-    rig.append(log, b"of Q", producer=Producer(Q, 0, 0, transactional=True))
-    rig.append(log, b"first", producer=Producer(P, 0, 0, transactional=True))
+    rig.append(log, b"of Q", producer=BatchProducer(Q, 0, 0, transactional=True))
+    rig.append(log, b"first", producer=BatchProducer(P, 0, 0, transactional=True))
     rig.mark(log, P, 0, committed=True)
     position = [*log.segments[0].headers(0)][2][0]
     path = Path(log.segments[0].file.path)
@@ -680,7 +680,7 @@ def test_a_transaction_known_to_be_open_behind_damage_is_not_affected(rig, commi
 
 def test_a_transaction_begun_behind_damage_is_not_affected(rig):
     log, path, position = with_marker(rig, "last segment")
-    rig.append(log, b"of Q", producer=Producer(Q, 0, 0, transactional=True))
+    rig.append(log, b"of Q", producer=BatchProducer(Q, 0, 0, transactional=True))
     again = open_again(rig, "crash", lambda: flip(path, position + 70))
     reopened = opened(again)
     assert reopened.last_stable_offset == 5
@@ -828,7 +828,7 @@ def test_a_segment_of_another_partition_is_not_accepted(rig, clean, caplog):
     other = rig.log("u", **SMALL)
     for n in range(12):
         rig.append(other, b"other %d" % n, b"second")
-        rig.append(other, b"in a transaction %d" % n, producer=Producer(2, 0, n, transactional=True))
+        rig.append(other, b"in a transaction %d" % n, producer=BatchProducer(2, 0, n, transactional=True))
         if n % 2:
             rig.mark(other, 2, 0, committed=n % 4 == 1)
     records = readable(log)

@@ -15,7 +15,7 @@ from headrace.errors import MalformedError, WireError
 from headrace.wire import _reference as reference
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, Record
-from headrace.wire.records import Producer, encode, read_batches
+from headrace.wire.records import BatchProducer, encode, read_batches
 from tests.support.log_rig import batch
 
 pytestmark = pytest.mark.both_kernels
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.both_kernels
 FEW = b"".join(
     (
         batch(b"a", b"b" * 40, b"c"),
-        batch(b"d" * 300, offset=3, producer=Producer(1, 2, 3, transactional=True), leader_epoch=-1),
+        batch(b"d" * 300, offset=3, producer=BatchProducer(1, 2, 3, transactional=True), leader_epoch=-1),
         batch((b"k", None), offset=9, leader_epoch=7),
     )
 )

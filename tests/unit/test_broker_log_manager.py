@@ -13,7 +13,7 @@ import pytest
 from headrace.broker.log import LogConfig, LogManager
 from headrace.broker.log.files import File, FileCache
 from headrace.errors import BrokerError, Code, IllegalStateError
-from headrace.wire.records import Producer
+from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import TOPIC_ID, LogRig, batch, state_of, values_of
 
@@ -268,7 +268,7 @@ def test_background_tasks_run_at_their_intervals(tmp_path):
         rig = LogRig(tmp_path / "logs", defaults=defaults)
         old = rig.log("old", retention_ms="500")
         keyed = rig.log("keyed", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
-        rig.append(old, b"a", producer=Producer(1, 0, 0))
+        rig.append(old, b"a", producer=BatchProducer(1, 0, 0))
         for value in (b"1", b"2"):
             rig.append(keyed, (b"k", value))
         keyed.roll()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.broker.log import Origin
 from headrace.errors import BrokerError, Code
-from headrace.wire.records import Marker, Producer
+from headrace.wire.records import BatchProducer, Marker
 from tests.support.log_rig import LogRig, batch, committed_values, state_of, values_of
 
 SEQUENCE_MAX = 2**31 - 1
@@ -21,7 +21,7 @@ def rig(tmp_path):
 
 
 def send(log, sequence, count=1, *, pid=7, epoch=0, transactional=False, value=b"v"):
-    return log.append(batch(*[value] * count, producer=Producer(pid, epoch, sequence, transactional)))
+    return log.append(batch(*[value] * count, producer=BatchProducer(pid, epoch, sequence, transactional)))
 
 
 def code_of(action, *args, **kwargs) -> Code:
@@ -119,7 +119,7 @@ def test_producers_expire_unless_they_are_in_a_transaction(rig):
 
 def test_producers_with_old_record_timestamps_do_not_expire(rig):
     log = rig.log()
-    log.append(batch(b"v", producer=Producer(1, 0, 0), time_ms=5))
+    log.append(batch(b"v", producer=BatchProducer(1, 0, 0), time_ms=5))
     log.producers.expire(rig.clock.time_ms(), 1000)
     assert len(log.producers.views()) == 1
 

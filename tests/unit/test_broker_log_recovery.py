@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.broker.log import Origin
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.producer_snapshots import snapshot_offsets
-from headrace.wire.records import Marker, Producer
+from headrace.wire.records import BatchProducer, Marker
 from tests.support.log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
@@ -29,11 +29,11 @@ def fill(rig, log, rounds: int = 12) -> None:
     """Write plain and idempotent batches, and transactions that are committed, aborted and left open."""
     for n in range(rounds):
         rig.append(log, b"plain %d" % n)
-        rig.append(log, b"a%d" % n, b"b", producer=Producer(1, 0, 2 * n))
-        rig.append(log, b"t%d" % n, producer=Producer(2, 0, n, transactional=True))
+        rig.append(log, b"a%d" % n, b"b", producer=BatchProducer(1, 0, 2 * n))
+        rig.append(log, b"t%d" % n, producer=BatchProducer(2, 0, n, transactional=True))
         if n % 3 == 1:
             rig.mark(log, 2, 0, committed=n % 2 == 0, coordinator=n)
-    rig.append(log, b"other", producer=Producer(3, 5, 0, transactional=True))
+    rig.append(log, b"other", producer=BatchProducer(3, 5, 0, transactional=True))
     log.append(batch(b"of the next leader"), leader_epoch=4)
     log.advance_high_watermark(log.end_offset)
 
@@ -56,8 +56,8 @@ def test_a_clean_restart_changes_nothing(rig, options):
         again = await rig.restart()
         reopened = again.log(**options)
         assert state_of(reopened) == before
-        assert reopened.append(batch(b"a11", b"b", producer=Producer(1, 0, 22))).duplicate
-        fill_more = reopened.append(batch(b"next", producer=Producer(1, 0, 24)))
+        assert reopened.append(batch(b"a11", b"b", producer=BatchProducer(1, 0, 22))).duplicate
+        fill_more = reopened.append(batch(b"next", producer=BatchProducer(1, 0, 24)))
         assert fill_more.first_offset == before["offsets"][3]
         await again.manager.stop()
 
@@ -129,10 +129,10 @@ def test_everything_acknowledged_survives_a_crash(rig, options):
 @pytest.mark.behaviour("B14")
 def test_a_torn_tail_is_cut_at_every_byte(rig, tmp_path, caplog):
     log = rig.log()
-    rig.append(log, b"first", producer=Producer(1, 0, 0))
-    rig.append(log, b"second", producer=Producer(2, 0, 0, transactional=True))
+    rig.append(log, b"first", producer=BatchProducer(1, 0, 0))
+    rig.append(log, b"second", producer=BatchProducer(2, 0, 0, transactional=True))
     kept = log.segments[0].size_bytes
-    rig.append(log, b"torn", b"too", producer=Producer(1, 0, 1))
+    rig.append(log, b"torn", b"too", producer=BatchProducer(1, 0, 1))
     whole = log_file(rig).read_bytes()
     for size in range(kept, len(whole)):
         root = tmp_path / f"torn-{size}"
@@ -145,7 +145,7 @@ def test_a_torn_tail_is_cut_at_every_byte(rig, tmp_path, caplog):
         assert (reopened.end_offset, log_file(again).stat().st_size) == (2, kept)
         if size > kept:
             assert f"{size - kept} of {size} bytes cut off at offset 2" in caplog.text
-        assert not reopened.append(batch(b"torn", b"too", producer=Producer(1, 0, 1))).duplicate
+        assert not reopened.append(batch(b"torn", b"too", producer=BatchProducer(1, 0, 1))).duplicate
         assert reopened.producers.is_open(2, 0)
         again.manager.delete("t", 0)
 
@@ -225,7 +225,7 @@ def test_a_crash_at_any_byte_leaves_a_prefix_and_its_state(tmp_path_factory, act
                 log.append(batch(b"v%d" % log.end_offset), leader_epoch=log.end_offset // 10)
             case "idempotent" | "transactional":
                 pid += 3 * (action == "transactional")
-                producer = Producer(pid, 0, sequences[pid], action == "transactional")
+                producer = BatchProducer(pid, 0, sequences[pid], action == "transactional")
                 log.append(batch(b"p", producer=producer), leader_epoch=log.end_offset // 10)
                 sequences[pid] += 1
             case "commit" | "abort":

@@ -10,7 +10,7 @@ import pytest
 from headrace.broker.log import Log, Origin
 from headrace.broker.log.producer_snapshots import snapshot_offsets
 from headrace.errors import BrokerError, Code
-from headrace.wire.records import Producer
+from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, batch, state_of, values_of
 
@@ -219,7 +219,7 @@ def test_a_start_offset_within_a_batch_survives_a_crash(rig):
 
 def test_a_transaction_that_begins_below_the_start_keeps_readers_at_the_start(rig):
     log = rig.log()
-    rig.append(log, b"a", producer=Producer(1, 0, 0, transactional=True))
+    rig.append(log, b"a", producer=BatchProducer(1, 0, 0, transactional=True))
     rig.append(log, b"b")
     log.delete_records(1)
     assert log.last_stable_offset == 1
@@ -230,9 +230,9 @@ def test_a_transaction_that_begins_below_the_start_keeps_readers_at_the_start(ri
 
 def test_deleting_records_keeps_the_producer_state(rig):
     log = rig.log()
-    rig.append(log, b"a", producer=Producer(1, 0, 0))
+    rig.append(log, b"a", producer=BatchProducer(1, 0, 0))
     log.delete_records(1)
-    assert log.append(batch(b"a", producer=Producer(1, 0, 0))).duplicate
+    assert log.append(batch(b"a", producer=BatchProducer(1, 0, 0))).duplicate
     before = state_of(log)["producers"]
     log.roll()
     clean(rig)

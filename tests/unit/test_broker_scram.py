@@ -14,22 +14,20 @@ from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.security import Credential, Users
 from headrace.broker.security.mechanisms import (
-    SCRAM_SHA_256,
-    SCRAM_SHA_512,
     BearerToken,
     OAuthBearer,
     Plain,
     ServerMechanism,
     UnsecuredTokens,
     check_against,
-    jaas_options,
     jaas_users,
     plain_users,
 )
 from headrace.broker.security.scram import Scram, derive, from_salted
-from headrace.config import Secret
+from headrace.config import Secret, jaas_options
 from headrace.errors import AuthenticationError, ConfigError
 from headrace.wire import sasl as client
+from headrace.wire.sasl import SCRAM_SHA_256, SCRAM_SHA_512
 from tests.support.fake_internal import START_MS, HandClock
 
 SECRET = "pencil,=§"

@@ -16,7 +16,7 @@ from headrace.broker.log import LogConfig, Origin
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.errors import BrokerError, Code
-from headrace.wire.records import Producer
+from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import HandClock
 from tests.support.log_rig import LogRig, batch, let_go, producers_of
 
@@ -56,7 +56,7 @@ class Node:
             self.catalog.topics.partition_change(topic, 0, PartitionRegistration((1, 2), isr, leader, epoch, epoch))
         )
 
-    def write(self, *values: bytes, producer: Producer | None = None) -> None:
+    def write(self, *values: bytes, producer: BatchProducer | None = None) -> None:
         data = batch(*values) if producer is None else batch(*values, producer=producer)
         origin = Origin.CLIENT if producer is None or producer.base_sequence >= 0 else Origin.COORDINATOR
         self.replicas.append(self.partition, data, origin=origin, acks=1)
@@ -105,7 +105,7 @@ def register(nodes, leader: int, epoch: int, isr=(1, 2)) -> None:
 def test_a_follower_has_the_same_bytes_and_producer_state(nodes):
     node1, node2 = nodes
     for number in range(20):
-        node1.write(b"%d" % number, producer=Producer(7, 0, number))
+        node1.write(b"%d" % number, producer=BatchProducer(7, 0, number))
     assert node2.catch_up(node1) == 0
     assert bytes_of(node2) == bytes_of(node1)
     assert (node2.log.high_watermark, node2.log.end_offset) == (20, 20)
@@ -167,28 +167,28 @@ def test_check_21_truncation_comes_before_advancing_the_high_watermark(nodes):
 def test_check_7_producer_state_is_truncated_with_the_log(nodes):
     node1, node2 = nodes
     for number in range(6):
-        node1.write(b"%d" % number, producer=Producer(7, 0, number))
+        node1.write(b"%d" % number, producer=BatchProducer(7, 0, number))
     node2.catch_up(node1)
-    node1.write(b"lost", producer=Producer(7, 0, 6))
+    node1.write(b"lost", producer=BatchProducer(7, 0, 6))
     register(nodes, 2, 1)
     # The producer sends the lost batch again, to the new leader, and continues.
     for number in range(6, 12):
-        node2.write(b"again-%d" % number, producer=Producer(7, 0, number))
+        node2.write(b"again-%d" % number, producer=BatchProducer(7, 0, number))
     # A retry of one of the last five batches is detected as a duplicate.
-    info = node2.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=1)
+    info = node2.log.append(batch(b"again-9", producer=BatchProducer(7, 0, 9)), leader_epoch=1)
     assert (info.duplicate, info.first_offset) == (True, 9)
     node1.catch_up(node2)
     assert producers_of(node1.log) == producers_of(node2.log)
     assert node1.log.producers.unreplicated == node2.log.producers.unreplicated
     register(nodes, 1, 2)
-    info = node1.log.append(batch(b"again-9", producer=Producer(7, 0, 9)), leader_epoch=2)
+    info = node1.log.append(batch(b"again-9", producer=BatchProducer(7, 0, 9)), leader_epoch=2)
     assert (info.duplicate, info.first_offset) == (True, 9)
 
 
 def test_open_transactions_and_the_last_stable_offset_are_replicated(nodes):
     node1, node2 = nodes
     node1.write(b"a")
-    node1.write(b"open", producer=Producer(9, 0, 0, transactional=True))
+    node1.write(b"open", producer=BatchProducer(9, 0, 0, transactional=True))
     node1.write(b"b")
     node2.catch_up(node1)
     assert (node1.log.last_stable_offset, node2.log.last_stable_offset) == (1, 1)

@@ -34,31 +34,31 @@ def headers_array(lists):
 
 
 def by_partition(encoded, codec=NONE):
-    found: defaultdict[int, list] = defaultdict(list)
+    records: defaultdict[int, list] = defaultdict(list)
     for batch in encoded:
         (parsed,) = read_batches(seal(batch, codec=codec))
-        found[batch.partition] += [record[1:] for record in parsed.records()]
-    return dict(found)
+        records[batch.partition] += [record[1:] for record in parsed.records()]
+    return dict(records)
 
 
 @settings(deadline=None)
 @given(st.lists(row, max_size=60), st.integers(200, 2000), st.booleans())
 def test_rows_arrive_in_their_partition_in_order(drawn, batch_bytes_max, large):
     binary = pa.large_binary() if large else pa.binary()
-    keys, values, headers, times, places = [list(column) for column in zip(*drawn, strict=True)] or [[]] * 5
+    keys, values, headers, times, partitions = [list(column) for column in zip(*drawn, strict=True)] or [[]] * 5
     encoded = columns.encode(
         pa.array(values, binary),
         key=pa.array(keys, binary),
         headers=headers_array(headers),
         timestamp=pa.array(times, pa.int64()),
-        partition=pa.array(places, pa.int32()),
+        partition=pa.array(partitions, pa.int32()),
         partition_count=5,
         now_ms=NOW,
         batch_bytes_max=batch_bytes_max,
     )
     expected = defaultdict(list)
-    for key, value, header, time, place in drawn:
-        expected[place].append((NOW if time is None else time, key, value, tuple(header or ())))
+    for key, value, header, time, partition in drawn:
+        expected[partition].append((NOW if time is None else time, key, value, tuple(header or ())))
     assert by_partition(encoded) == dict(expected)
     for batch in encoded:
         assert batch.size <= batch_bytes_max or batch.record_count == 1
@@ -77,7 +77,7 @@ def test_rows_arrive_in_their_partition_in_order(drawn, batch_bytes_max, large):
     ],
     ids=str,
 )
-def test_all_kinds_of_bytes_and_text_are_taken(kind):
+def test_all_binary_and_string_types_are_accepted(kind):
     texts = ["alpha", None, "", "ünïcode", "a much longer piece of text, beyond what a view holds inline"]
     binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     data = [t.encode() if binary and t is not None else t for t in texts]
@@ -89,18 +89,18 @@ def test_all_kinds_of_bytes_and_text_are_taken(kind):
     assert [(k, v) for _, k, v, _ in by_partition(encoded)[0]] == [(e, e) for e in expected]
 
 
-def test_slices_are_read_from_where_they_start():
+def test_slices_of_columns_are_encoded():
     value = pa.array([b"%d" % i for i in range(100)], pa.binary()).slice(40, 7)
     key = pa.array([None if i % 3 else b"k%d" % i for i in range(100)], pa.large_binary()).slice(40, 7)
     headers = headers_array([[("h", b"%d" % i)] if i % 2 else None for i in range(100)]).slice(40, 7)
     times = pa.array(range(100), pa.int64()).slice(40, 7)
-    places = pa.array([i % 2 for i in range(100)], pa.int64()).slice(40, 7)
+    partitions = pa.array([i % 2 for i in range(100)], pa.int64()).slice(40, 7)
     encoded = columns.encode(
         value,
         key=key,
         headers=headers,
         timestamp=times,
-        partition=places,
+        partition=partitions,
         partition_count=2,
         now_ms=NOW,
         batch_bytes_max=10_000,
@@ -130,7 +130,7 @@ def test_encoded_columns_can_be_sealed_with_every_codec(codec):
     assert [v for _, _, v, _ in by_partition(encoded, codec)[0]] == values
 
 
-def test_spare_buffers_are_used_again_whatever_their_size():
+def test_spare_buffers_of_any_size_are_reused():
     def run(spare):
         return columns.encode(
             pa.array([b"x" * 50] * 100),
@@ -154,17 +154,17 @@ def test_spare_buffers_are_used_again_whatever_their_size():
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"value": pa.array([1])}, TypeError, "column value is int64; expected binary or string"),
+        ({"value": pa.array([1])}, TypeError, "column value has type int64; expected binary or string"),
         ({"key": pa.array([b"a", b"b"])}, ValueError, "column key has 2 rows, value has 1"),
-        ({"partition": pa.array([5])}, ValueError, "row 0: partition 5 is not one of the 2"),
-        ({"partition": pa.array([-1])}, ValueError, "row 0: partition -1 is not one of the 2"),
+        ({"partition": pa.array([5])}, ValueError, "row 0: expected a partition from 0 to 1, got 5"),
+        ({"partition": pa.array([-1])}, ValueError, "row 0: expected a partition from 0 to 1, got -1"),
         ({"partition": pa.array([None], pa.int32())}, ValueError, "column partition has 1 nulls"),
-        ({"timestamp": pa.array([1.5])}, TypeError, "column timestamp is double"),
-        ({"headers": pa.array(["x"])}, TypeError, "column headers is string; expected list<struct"),
+        ({"timestamp": pa.array([1.5])}, TypeError, "column timestamp has type double"),
+        ({"headers": pa.array(["x"])}, TypeError, "column headers has type string; expected list<struct"),
         ({"headers": headers_array([[(None, b"x")]])}, ValueError, "a header without a key"),
     ],
 )
-def test_bad_columns_are_named_with_what_is_wrong(changes, error, words):
+def test_the_error_of_an_invalid_column_names_it(changes, error, words):
     arguments = {"value": pa.array([b"v"]), "partition": pa.array([0]), **changes}
     with pytest.raises(error, match=words):
         columns.encode(arguments.pop("value"), **arguments, partition_count=2, now_ms=NOW, batch_bytes_max=1000)
@@ -172,7 +172,7 @@ def test_bad_columns_are_named_with_what_is_wrong(changes, error, words):
 
 @settings(deadline=None)
 @given(st.lists(cells, max_size=50), st.integers(1, 1000))
-def test_partitions_of_keys_are_those_of_the_scalar_hash(keys, count):
+def test_partitions_of_keys_equal_those_of_the_scalar_hash(keys, count):
     expected = [None if key is None else (kernel.murmur2(key) & 0x7FFFFFFF) % count for key in keys]
     assert columns.partition_for_keys(pa.array(keys, pa.binary()), count).to_pylist() == expected
 
@@ -183,7 +183,7 @@ def test_partitions_of_keys_are_those_of_the_scalar_hash(keys, count):
     st.sampled_from([NONE, GZIP, SNAPPY, LZ4, ZSTD]),
     st.booleans(),
 )
-def test_decoding_to_columns_gives_what_decoding_to_objects_gives(batches, codec, with_headers):
+def test_decoding_to_columns_equals_decoding_to_objects(batches, codec, with_headers):
     log, expected, offset = b"", [], 100
     for drawn in batches:
         rows = [Record(offset + i, NOW + i, key, value, headers) for i, (key, value, headers) in enumerate(drawn)]
@@ -201,8 +201,8 @@ def test_decoding_to_columns_gives_what_decoding_to_objects_gives(batches, codec
     assert table["key"].to_pylist() == [r.key for r in expected]
     assert table["value"].to_pylist() == [r.value for r in expected]
     if with_headers:
-        found = [tuple((h["key"], h["value"]) for h in hs) for hs in table["headers"].to_pylist()]
-        assert found == [r.headers for r in expected]
+        decoded = [tuple((h["key"], h["value"]) for h in hs) for hs in table["headers"].to_pylist()]
+        assert decoded == [r.headers for r in expected]
 
 
 def test_only_offsets_in_range_are_decoded():
@@ -222,7 +222,7 @@ def test_log_append_time_is_the_timestamp_of_every_row():
     assert decoder.finish()["timestamp"].cast(pa.int64()).to_pylist() == [77, 77, 77]
 
 
-def test_a_broken_batch_is_refused():
+def test_a_corrupt_batch_is_rejected():
     broken = bytearray(encode([Record(0, 0, None, b"value", ())]))
     broken[-1] ^= 1
     (batch,) = read_batches(broken)
@@ -235,7 +235,7 @@ def test_a_broken_batch_is_refused():
 def test_garbage_never_becomes_columns(payload, count, with_headers):
     decoder = kernel.ColumnDecoder(with_headers)
     try:
-        decoder.add(payload, count, 0, 0, -1, 0, 2**62)
+        decoder.add(payload, count, base_offset=0, base_timestamp=0, append_time=-1, first_offset=0, end_offset=2**62)
     except WireError:
         return
     assert decoder.row_count <= len(payload) // 7
@@ -248,7 +248,7 @@ def test_an_empty_decoder_gives_empty_columns():
     assert table.column_names == ["offset", "timestamp", "key", "value", "headers"]
 
 
-def test_a_record_larger_than_the_limit_has_a_batch_of_its_own():
+def test_a_record_larger_than_the_limit_is_alone_in_its_batch():
     encoded = columns.encode(
         pa.array([b"a", b"b" * 5000, b"c"]),
         partition=pa.array([0, 0, 0]),
@@ -260,7 +260,7 @@ def test_a_record_larger_than_the_limit_has_a_batch_of_its_own():
     assert [v for _, _, v, _ in by_partition(encoded)[0]] == [b"a", b"b" * 5000, b"c"]
 
 
-# -- the hash of rows ----------------------------------------------------------------------------
+# -- row hash ----------------------------------------------------------------------------
 
 
 def hash_of(rows, topic="topic"):
@@ -291,7 +291,7 @@ def test_both_kernels_hash_rows_alike(rows, topic, large):
 
 @settings(deadline=None)
 @given(st.lists(hashed_row, max_size=12), st.randoms(use_true_random=False), st.integers(0, 12))
-def test_the_hash_of_rows_is_a_sum_that_knows_no_order(rows, chance, cut):
+def test_the_row_hash_does_not_depend_on_the_order(rows, chance, cut):
     shuffled = list(rows)
     chance.shuffle(shuffled)
     assert hash_of(shuffled) == hash_of(rows) == (hash_of(rows[:cut]) + hash_of(rows[cut:])) % 2**64
@@ -299,22 +299,22 @@ def test_the_hash_of_rows_is_a_sum_that_knows_no_order(rows, chance, cut):
 
 @settings(deadline=None)
 @given(st.lists(hashed_row, min_size=1, max_size=4), st.lists(hashed_row, min_size=1, max_size=4))
-def test_other_rows_have_another_hash(one, two):
+def test_different_rows_have_different_hashes(left, right):
     def plain(rows):
         return sorted(repr((key, value, tuple(headers or ()))) for key, value, headers in rows)
 
-    assert (hash_of(one) == hash_of(two)) == (plain(one) == plain(two))
+    assert (hash_of(left) == hash_of(right)) == (plain(left) == plain(right))
 
 
 @pytest.mark.parametrize("size", range(70))
-def test_every_byte_of_a_cell_counts_for_its_hash(size):
+def test_every_byte_of_a_cell_changes_its_hash(size):
     data = bytes(range(size))
     changed = [bytes((*data[:at], data[at] ^ 1, *data[at + 1 :])) for at in range(size)]
-    found = {hash_of([(None, cell, None)]) for cell in (data, *changed, data + bytes(1))}
-    assert len(found) == size + 2
+    hashes = {hash_of([(None, cell, None)]) for cell in (data, *changed, data + bytes(1))}
+    assert len(hashes) == size + 2
 
 
-def test_the_hash_tells_apart_what_lies_side_by_side_in_a_row():
+def test_the_row_hash_distinguishes_the_columns_of_a_row():
     rows = [
         (b"ab", b"c", None),
         (b"a", b"bc", None),
@@ -327,33 +327,33 @@ def test_the_hash_tells_apart_what_lies_side_by_side_in_a_row():
         (b"a", b"b", [("", b"c")]),
         (b"a", b"b", [("c", None), ("c", None)]),
     ]
-    found = [hash_of([row]) for row in rows]
-    assert len(set(found)) == len(rows)
-    assert hash_of(rows[:1], "another") != found[0]
-    assert hash_of(rows[:1] * 2) != found[0] * 2 + 1
+    hashes = [hash_of([row]) for row in rows]
+    assert len(set(hashes)) == len(rows)
+    assert hash_of(rows[:1], "another") != hashes[0]
+    assert hash_of(rows[:1] * 2) != hashes[0] * 2 + 1
 
 
 SHORT = ("", "x", "y", "zz", "one", "four", "fifteen bytes..", "more than sixteen bytes, and less than forty")
 
 
-def test_cells_that_are_exchanged_between_rows_change_the_hash():
-    """A hash in which topic, key and value only added up would not notice."""
+def test_exchanging_cells_between_rows_changes_the_hash():
+    """A sum of separate hashes of topic, key and value would not detect it."""
     single: dict[tuple[str, ...], int] = {
         (topic, key, value): hash_of([(key.encode(), value.encode(), None)], topic)
         for topic, key, value in itertools.product(SHORT, repeat=3)
     }
     assert len(set(single.values())) == len(single)
     pairs = [*itertools.combinations(SHORT, 2)]
-    for (one, two), (three, four), fixed, place in itertools.product(pairs, pairs, SHORT, range(3)):
+    for (a, b), (c, d), fixed, position in itertools.product(pairs, pairs, SHORT, range(3)):
 
-        def sum_of(*rows: tuple[str, str], fixed: str = fixed, place: int = place) -> int:
-            return sum(single[(*row[:place], fixed, *row[place:])] for row in rows) % 2**64
+        def sum_of(*rows: tuple[str, str], fixed: str = fixed, position: int = position) -> int:
+            return sum(single[(*row[:position], fixed, *row[position:])] for row in rows) % 2**64
 
-        assert sum_of((one, three), (two, four)) != sum_of((one, four), (two, three))
+        assert sum_of((a, c), (b, d)) != sum_of((a, d), (b, c))
 
 
-def test_the_hash_of_rows_never_changes():
-    """It is kept in decisions, and compared by later versions."""
+def test_the_row_hash_never_changes():
+    """It is stored in decisions and compared by later versions."""
     row = (b"key", bytes(range(100)), [("trace", b"0123456789")])
     assert hash_of([row]) == 0x1C6023C69E2E2B20
     assert hash_of([]) == 0

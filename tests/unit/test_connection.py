@@ -1,4 +1,4 @@
-"""Choosing versions, and writing what a socket only takes in pieces."""
+"""Choosing versions, and partial writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_highest_common_version_is_chosen(ours, theirs, chosen):
 
 
 class Sink:
-    """A socket that takes so many bytes at a time, and notes which objects it was given."""
+    """A socket that accepts a limited number of bytes per call and records the objects it gets."""
 
     def __init__(self, takes):
         self.takes = list(takes)

@@ -1,4 +1,4 @@
-"""Cutting frames out of a stream."""
+"""Splitting a stream into frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import MalformedError
-from headrace.wire.framing import CHUNK_BYTES, OWN_BYTES_MIN, PROMISED_BYTES_MAX, PROMISED_RATIO_MAX, FrameReader
+from headrace.wire.framing import (
+    CHUNK_BYTES,
+    FIRST_BUFFER_BYTES_MAX,
+    FIRST_BUFFER_RATIO_MAX,
+    OWN_BYTES_MIN,
+    FrameReader,
+)
 from headrace.wire.primitives import Buffer
 
 pytestmark = pytest.mark.both_kernels
@@ -23,7 +29,7 @@ def framed(bodies):
 
 
 def read_in_place(stream, sizes):
-    """As a socket does it: into the reader's own room, a few bytes at a time."""
+    """Receive into the reader's room, a few bytes at a time, as a socket does."""
     frames: list[Buffer] = []
     reader, pos = FrameReader(FRAME_BYTES_MAX), 0
     while pos < len(stream):
@@ -41,19 +47,19 @@ bodies = st.lists(
 
 
 @given(bodies, st.integers(1, 100_000), st.integers(0, 2**32))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(wanted, piece_max, seed):
+def test_frames_survive_any_split_of_the_stream(expected, piece_max, seed):
     chance = random.Random(seed)
-    stream = framed(wanted)
+    stream = framed(expected)
     if len(stream) < 1000 or piece_max > 500:
-        assert read_in_place(stream, lambda: chance.randint(1, piece_max)) == wanted
+        assert read_in_place(stream, lambda: chance.randint(1, piece_max)) == expected
     frames: list[Buffer] = []
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(stream, frames)
-    assert [bytes(frame) for frame in frames] == wanted
+    assert [bytes(frame) for frame in frames] == expected
 
 
-def test_a_large_frame_is_received_in_place_and_its_memory_outlives_the_reader():
-    body = random.Random(1).randbytes(PROMISED_BYTES_MAX * 2)
+def test_a_large_frame_is_received_in_place_and_outlives_the_reader():
+    body = random.Random(1).randbytes(FIRST_BUFFER_BYTES_MAX * 2)
     frames: list[Buffer] = []
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(framed([body, b"next"]), frames)
@@ -63,7 +69,7 @@ def test_a_large_frame_is_received_in_place_and_its_memory_outlives_the_reader()
 
 
 @pytest.mark.parametrize("size", [-1, FRAME_BYTES_MAX + 1, 2**31 - 1])
-def test_a_size_beyond_reason_is_refused_but_frames_before_it_count(size):
+def test_frames_before_an_invalid_size_are_returned(size):
     frames: list[Buffer] = []
     reader = FrameReader(FRAME_BYTES_MAX)
     with pytest.raises(MalformedError, match=f"got a size of {size}"):
@@ -81,7 +87,7 @@ def feed(reader: FrameReader, data: Buffer) -> list[bytes]:
     return [bytes(frame) for frame in frames]
 
 
-def test_many_frames_come_out_of_one_feed():
+def test_one_feed_returns_many_frames():
     reader = FrameReader(FRAME_BYTES_MAX)
     assert feed(reader, STREAM) == FRAMES
     assert reader.pending_bytes == 0
@@ -94,7 +100,7 @@ def test_frames_may_be_split_anywhere():
         assert reader.pending_bytes == 0
 
 
-def test_frames_may_come_byte_by_byte():
+def test_frames_may_arrive_byte_by_byte():
     reader = FrameReader(FRAME_BYTES_MAX)
     assert [frame for byte in STREAM for frame in feed(reader, bytes([byte]))] == FRAMES
 
@@ -103,8 +109,8 @@ def test_frames_may_come_byte_by_byte():
 def test_readers_that_share_a_chunk_do_not_mix_their_frames(turns, seed):
     chance = random.Random(seed)
     chunk = memoryview(bytearray(CHUNK_BYTES))
-    wanted = [[chance.randbytes(chance.randint(0, 50_000)) for _ in range(4)] for _ in range(4)]
-    streams = [framed(bodies) for bodies in wanted]
+    expected = [[chance.randbytes(chance.randint(0, 50_000)) for _ in range(4)] for _ in range(4)]
+    streams = [framed(bodies) for bodies in expected]
     readers = [FrameReader(FRAME_BYTES_MAX, chunk) for _ in range(4)]
     got: list[list[Buffer]] = [[] for _ in range(4)]
 
@@ -120,11 +126,11 @@ def test_readers_that_share_a_chunk_do_not_mix_their_frames(turns, seed):
     for which in range(4):
         while streams[which]:
             receive(which, CHUNK_BYTES)
-    assert [[bytes(frame) for frame in frames] for frames in got] == wanted
+    assert [[bytes(frame) for frame in frames] for frames in got] == expected
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 11, 2**31 - 1])
-def test_a_size_that_is_negative_or_too_large_is_refused_as_soon_as_it_is_there(size):
+def test_a_negative_or_too_large_size_is_rejected_at_once(size):
     reader = FrameReader(10)
     assert feed(reader, (10).to_bytes(4, "big") + bytes(10)) == [bytes(10)]
     with pytest.raises(MalformedError, match=f"expected a frame of 0 to 10 bytes, got a size of {size}"):
@@ -132,18 +138,18 @@ def test_a_size_that_is_negative_or_too_large_is_refused_as_soon_as_it_is_there(
 
 
 @pytest.mark.parametrize("arrived", [4, 1000, OWN_BYTES_MIN, CHUNK_BYTES])
-def test_the_memory_of_a_frame_follows_what_has_arrived(allocated_bytes, arrived):
+def test_the_memory_of_a_frame_grows_with_the_received_bytes(allocated_bytes, arrived):
     reader = FrameReader(FRAME_BYTES_MAX)
     cost, _ = allocated_bytes(feed, reader, FRAME_BYTES_MAX.to_bytes(4, "big") + bytes(arrived))
-    assert cost < 10_000 + arrived * (PROMISED_RATIO_MAX + 2)
+    assert cost < 10_000 + arrived * (FIRST_BUFFER_RATIO_MAX + 2)
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n", b"HTTP/1.1 400 Bad Request\r\n"])
-def test_a_peer_that_speaks_http_is_recognised(start):
-    with pytest.raises(MalformedError, match="the peer speaks HTTP"):
+def test_a_peer_that_uses_http_is_recognized(start):
+    with pytest.raises(MalformedError, match="the peer uses HTTP"):
         feed(FrameReader(FRAME_BYTES_MAX), start)
 
 
-def test_a_peer_that_speaks_tls_is_recognised():
-    with pytest.raises(MalformedError, match="the peer speaks TLS"):
+def test_a_peer_that_uses_tls_is_recognized():
+    with pytest.raises(MalformedError, match="the peer uses TLS"):
         feed(FrameReader(FRAME_BYTES_MAX), b"\x16\x03\x01\x02\x00\x01")

@@ -1,4 +1,4 @@
-"""Which kernel is used, and that both are the same."""
+"""Selection of the kernel, and equality of both."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def test_the_environment_forces_a_kernel(name):
     assert (done.stdout.strip(), done.stderr) == (name, "")
 
 
-def test_a_wrong_name_says_what_is_allowed():
+def test_an_invalid_kernel_name_is_an_error_with_the_valid_ones():
     done = run_python("import headrace.wire.kernel", HEADRACE_KERNEL="fast")
-    assert "HEADRACE_KERNEL is 'fast'; it may be 'python', 'compiled' or unset" in done.stderr
+    assert "invalid HEADRACE_KERNEL 'fast': expected 'python' or 'compiled', or leave it unset" in done.stderr
 
 
-def test_a_missing_kernel_is_said_once_and_the_reference_serves(tmp_path: Path):
+def test_a_missing_compiled_kernel_is_logged_once_and_the_reference_used(tmp_path: Path):
     blocker = "import sys; sys.modules['headrace.wire._kernel'] = None\n"
     done = run_python(blocker + "from headrace.wire.kernel import KERNEL_NAME; print(KERNEL_NAME)", HEADRACE_KERNEL="")
     assert done.stdout.strip() == "python"
     assert done.stderr.count("using the Python reference") == 1
     forced = run_python(blocker + "import headrace.wire.kernel", HEADRACE_KERNEL="compiled")
-    assert "there is no compiled kernel" in forced.stderr
+    assert "the compiled kernel is not installed" in forced.stderr
 
 
 def test_the_reference_needs_no_checksum_library():
@@ -84,7 +84,7 @@ def test_checksums_have_their_known_values(kernel):
     assert kernel.crc32c(b"123456789") == 0xE3069283
     assert kernel.crc32c(b"") == 0
     assert kernel.crc32c(bytes(32)) == 0x8A9136AA
-    # Values Kafka's own tests pin down.
+    # From Kafka's tests.
     assert kernel.murmur2(b"21") == -973932308
     assert kernel.murmur2(b"foobar") == -790332482
     assert kernel.murmur2(b"a-little-bit-long-string") == -985981536
@@ -96,7 +96,7 @@ def test_checksums_have_their_known_values(kernel):
 @both
 @settings(deadline=None)
 @given(st.binary(max_size=4000), st.integers(0, 2**32 - 1))
-def test_checksums_agree_at_every_length(data, start):
+def test_checksums_are_equal_at_every_length(data, start):
     assert compiled.crc32c(data, start) == reference.crc32c(data, start)
     assert compiled.murmur2(data) == reference.murmur2(data)
 
@@ -116,7 +116,17 @@ def test_open_batches_hold_the_same_bytes(drawn, room):
         assert first == second
     for kernel, batch in zip((compiled, reference), batches, strict=True):
         kernel.write_header(
-            batch.buffer, batch.size, 7, 3, 0x10, batch.base_timestamp, batch.max_timestamp, 9, 2, 5, batch.record_count
+            batch.buffer,
+            batch.size,
+            base_offset=7,
+            leader_epoch=3,
+            attributes=0x10,
+            base_timestamp=batch.base_timestamp,
+            max_timestamp=batch.max_timestamp,
+            producer_id=9,
+            producer_epoch=2,
+            base_sequence=5,
+            record_count=batch.record_count,
         )
     assert batches[0].buffer == batches[1].buffer
     assert batches[0].size == batches[1].size
@@ -135,26 +145,35 @@ def test_encoded_columns_hold_the_same_bytes(drawn, batch_bytes_max, with_header
     times: bytes | int = 1234
     if with_times:
         times = b"".join(row[0].to_bytes(8, sys.byteorder, signed=True) for row in drawn)
-    places = b"".join((index % 3).to_bytes(4, sys.byteorder) for index in range(-(-len(drawn) // partition_rows)))
+    partitions = b"".join((index % 3).to_bytes(4, sys.byteorder) for index in range(-(-len(drawn) // partition_rows)))
     results = [
         sorted(
             kernel.encode_columns(
-                keys, values, headers, times, places, partition_rows, len(drawn), 3, batch_bytes_max, []
+                keys,
+                values,
+                headers,
+                times,
+                partitions,
+                partition_rows=partition_rows,
+                row_count=len(drawn),
+                partition_count=3,
+                batch_bytes_max=batch_bytes_max,
+                spare=[],
             )
         )
         for kernel in (compiled, reference)
     ]
     assert compiled.largest_row(keys, values, len(drawn)) == reference.largest_row(keys, values, len(drawn))
     assert compiled.largest_row(None, values, len(drawn)) == reference.largest_row(None, values, len(drawn))
-    # The first 61 bytes are room for the header: whatever was there before.
-    found = [[(b[0], bytes(b[1][61:]), *b[2:]) for b in result] for result in results]
-    assert sorted(found[0]) == sorted(found[1])
+    # The first 61 bytes are space for the header, with undefined content.
+    encoded = [[(b[0], bytes(b[1][61:]), *b[2:]) for b in result] for result in results]
+    assert sorted(encoded[0]) == sorted(encoded[1])
 
 
 @both
 @settings(deadline=None, max_examples=300)
 @given(rows, st.data())
-def test_both_decoders_accept_and_refuse_the_same(drawn, data):
+def test_both_decoders_accept_and_reject_the_same_bytes(drawn, data):
     batch = reference.OpenBatch(bytearray(61 + 400 * (len(drawn) + 1)))
     for row in drawn:
         batch.append(*row)
@@ -173,7 +192,7 @@ def test_both_decoders_accept_and_refuse_the_same(drawn, data):
 @both
 @settings(deadline=None, max_examples=500)
 @given(st.binary(max_size=6) | st.text(max_size=3).map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_the_utf8_check_is_that_of_python(key):
+def test_the_utf8_check_equals_pythons(key):
     payload = reference.records.encode_record(0, 0, None, None, [("#" * len(key), None)]).replace(b"#" * len(key), key)
     assert outcome(columns_of, compiled, payload, 1, True) == outcome(columns_of, reference, payload, 1, True)
 
@@ -184,7 +203,7 @@ def records_of(kernel, payload, count):
 
 def columns_of(kernel, payload, count, with_headers):
     decoder = kernel.ColumnDecoder(with_headers)
-    decoder.add(payload, count, 10, 20, -1, 12, 1 << 62)
+    decoder.add(payload, count, base_offset=10, base_timestamp=20, append_time=-1, first_offset=12, end_offset=1 << 62)
     return plain(decoder.finish())
 
 

@@ -16,7 +16,7 @@ from headrace.errors import ClosedError, ConfigError, SerializationError, Unsupp
 from headrace.legacy import FailedToSendMessageError, KeyedMessage, Partitioner, Producer, QueueFullError
 from headrace.legacy.options import OPTIONS
 from headrace.legacy.partitioner import DefaultPartitioner, java_hash
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.produce import ProduceResponse
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.layout import NO_TIMESTAMP, Record
@@ -510,17 +510,17 @@ VALUES = st.none() | st.binary(max_size=40)
 def test_a_message_set_equals_that_of_the_wire_layer(pairs, magic, codec, has_keys):
     keys = [key if has_keys else None for key, _ in pairs]
     values = [value for _, value in pairs]
-    data = legacy.encode_columns(keys, values, magic=magic, codec=codec, timestamp=1234)
+    data = message_sets.encode_columns(keys, values, magic=magic, codec=codec, timestamp=1234)
     time_ms = 1234 if magic else NO_TIMESTAMP
     records = [Record(i, time_ms, key, value, ()) for i, (key, value) in enumerate(zip(keys, values, strict=True))]
-    assert legacy.decode(data) == records
+    assert message_sets.decode(data) == records
     if not codec:
-        assert data == legacy.encode(records, magic=magic)
+        assert data == message_sets.encode(records, magic=magic)
 
 
 @pytest.mark.behaviour("L06")
 def test_the_bytes_of_a_magic_0_message():
-    data = legacy.encode_columns([b"key"], [b"value"], magic=0, codec=0, timestamp=5)
+    data = message_sets.encode_columns([b"key"], [b"value"], magic=0, codec=0, timestamp=5)
     offset, size, crc, rest = data[:8], data[8:12], data[12:16], data[16:]
     assert (offset, size) == (bytes(8), (22).to_bytes(4))
     assert crc == zlib.crc32(rest).to_bytes(4)

@@ -1,4 +1,4 @@
-"""Messages, their frames, and what happens to bytes and values that no message should have."""
+"""Messages and their frames; invalid bytes and values."""
 
 import copy
 import gc
@@ -82,7 +82,7 @@ ALLOCATED_BYTES_MAX = 64 * 1024
 
 
 class Everything(Message, api_key=0, versions="0-2", flexible="2+"):
-    """Each kind of field, also those that no message has today."""
+    """Every kind of field, including those that no message has."""
 
     flag: bool = schema.boolean()
     tiny: int = schema.int8()
@@ -107,7 +107,7 @@ def versions_of(cls):
 
 
 def turning_points(cls):
-    """The first and last version, and those between which it became flexible."""
+    """Return the first and last version, and the versions around the first flexible one."""
     return sorted({*cls.versions, cls.flexible.first - 1, cls.flexible.first} & {*versions_of(cls)})
 
 
@@ -124,7 +124,7 @@ def kernels(cls, version, flexible=None):
 
 
 def outcome(action, *arguments):
-    """What a call returns, or what sort of error it ends in, and where."""
+    """Return the result of a call, or the type and offset of its error."""
     try:
         result = action(*arguments)
     except (HeadraceError, ValueError, TypeError) as error:
@@ -152,7 +152,7 @@ NOTHING = {
 
 
 def filled(cls, version):
-    """A message in which every field of the version differs from its default."""
+    """Return a message in which every field of the version differs from its default."""
     return cls(**{name: other_than_default(f, version) for name, f in cls.fields.items() if version in f.versions})
 
 
@@ -167,7 +167,7 @@ def other_than_default(field, version):
 
 
 def bare(cls, version):
-    """The shortest message that the version can express."""
+    """Return the shortest message of the version."""
     live = {name: field for name, field in cls.fields.items() if version in field.versions and field.kind != STRUCT}
     return cls(**{name: NOTHING[field.kind] for name, field in live.items() if field.tag < 0})
 
@@ -176,12 +176,12 @@ def bare(cls, version):
 
 
 def test_every_api_key_has_a_request_and_a_response_of_the_same_versions():
-    for key, (name, _) in APIS.items():
+    for key in APIS:
         request, response = request_class(key), response_class(key)
-        assert (request.__name__, response.__name__) == (f"{name}Request", f"{name}Response")
+        assert (request.__name__, response.__name__) == (f"{api_name(key)}Request", f"{api_name(key)}Response")
         assert request.api_key == response.api_key == key
         assert (request.versions, request.flexible) == (response.versions, response.flexible)
-        assert api_name(key) == name
+    assert [api_name(key) for key in (0, 18, 24)] == ["Produce", "ApiVersions", "AddPartitionsToTxn"]
 
 
 def test_an_unknown_api_key_stays_a_number_and_has_no_messages():
@@ -192,18 +192,18 @@ def test_an_unknown_api_key_stays_a_number_and_has_no_messages():
         response_class(4711)
 
 
-def test_a_version_that_a_message_does_not_have_is_named():
+def test_an_unsupported_version_is_named():
     with pytest.raises(UnsupportedVersionError, match=r"EndTxnRequest has versions 0-5, not 6"):
         EndTxnRequest().encode(6)
     with pytest.raises(UnsupportedVersionError, match=r"versions 0-5, not -1"):
         EndTxnRequest.decode(-1, b"")
 
 
-# -- there and back ----------------------------------------------------------------------------
+# -- encoding and decoding ----------------------------------------------------------------------------
 
 
 @every_version
-def test_every_message_comes_back_as_it_went(cls, version, messages_of):
+def test_every_message_survives_encoding_and_decoding(cls, version, messages_of):
     @few
     @given(messages_of(cls, version, unknown_tags=True))
     def there_and_back(message):
@@ -214,21 +214,21 @@ def test_every_message_comes_back_as_it_went(cls, version, messages_of):
 
 @every_version
 @needs_both_kernels
-def test_both_kernels_write_the_same_and_read_the_same_even_if_bytes_are_damaged(cls, version, messages_of):
+def test_both_kernels_encode_and_decode_alike_even_damaged_bytes(cls, version, messages_of):
     reference, compiled = kernels(cls, version)
 
     @few
     @given(messages_of(cls, version, unknown_tags=True), st.integers(0, 10_000), st.integers(0, 255))
-    def compare(message, place, byte):
+    def compare(message, position, byte):
         data = b"".join(reference.encode(message))
         assert b"".join(compiled.encode(message)) == data
         assert compiled.decode_whole(data) == reference.decode_whole(data) == message
         if data:
             damaged = bytearray(data)
-            damaged[place % len(data)] = byte
-            found, expected = outcome(compiled.decode_whole, damaged), outcome(reference.decode_whole, damaged)
-            assert found == expected or repr(found) == repr(expected)  # a damaged float may be NaN, equal to nothing
-            cut = data[: place % len(data)]
+            damaged[position % len(data)] = byte
+            actual, expected = outcome(compiled.decode_whole, damaged), outcome(reference.decode_whole, damaged)
+            assert actual == expected or repr(actual) == repr(expected)  # a damaged float may be NaN
+            cut = data[: position % len(data)]
             assert outcome(compiled.decode_whole, cut) == outcome(reference.decode_whole, cut)
 
     compare()
@@ -247,19 +247,19 @@ def test_random_bytes_are_a_message_or_malformed(which, data):
         assert 0 <= offset <= len(data)
 
 
-def test_not_a_number_survives():
+def test_nan_survives():
     ratio = Everything.decode(0, Everything(ratio=float("nan")).encode(0)).ratio
     assert ratio != ratio
 
 
-def test_bytes_after_the_message_are_refused_where_it_has_to_fill_the_buffer():
+def test_decoding_a_whole_message_rejects_trailing_bytes():
     data = EndTxnRequest().encode(0)
     with pytest.raises(MalformedError, match="expected EndTxnRequest to end here, 2 bytes are left") as caught:
         EndTxnRequest.decode(0, data + b"xx")
     assert caught.value.offset == len(data)
 
 
-def test_tagged_fields_of_which_nothing_is_known_are_kept_and_travel_along():
+def test_unknown_tagged_fields_are_kept_and_encoded_again():
     tags = {7: b"seven", 2**31: b""}
     message = ApiVersionsResponse(finalized_features=[FinalizedFeatureKey(name="kraft", tags=tags)], tags=tags)
     data = message.encode(3)
@@ -269,7 +269,7 @@ def test_tagged_fields_of_which_nothing_is_known_are_kept_and_travel_along():
     assert decoded.encode(3) == data
 
 
-def test_tagged_fields_are_on_the_wire_only_if_they_differ_from_the_default():
+def test_tagged_fields_with_default_values_are_not_encoded():
     plain = ApiVersionsResponse(finalized_features_epoch=-1).encode(3)
     assert plain == ApiVersionsResponse().encode(3)
     assert plain.endswith(b"\x00")
@@ -282,7 +282,7 @@ def test_tagged_fields_are_on_the_wire_only_if_they_differ_from_the_default():
         (b"\x02\x07\x00\x07\x00", "expected a tag above 7, got 7"),
         (b"\x02\x07\x00\x03\x00", "expected a tag above 7, got 3"),
         (b"\x01\x07\x05abcd", "expected 5 bytes of tag 7, 4 left"),
-        (b"\x01\x01\x09" + bytes(9), "finalized_features_epoch: expected 9 bytes, took 8"),
+        (b"\x01\x01\x09" + bytes(9), "finalized_features_epoch: expected 9 bytes, read 8"),
     ],
 )
 def test_tagged_fields_out_of_order_or_of_the_wrong_size_are_malformed(tags, complaint):
@@ -296,7 +296,7 @@ def test_decoding_keeps_no_reference_to_defaults():
     partition = PartitionData(diverging_epoch=EpochEndOffset(epoch=3))
     data = FetchResponse(responses=[FetchableTopicResponse(partitions=[partition])]).encode(12)
     default = PartitionData.fields["diverging_epoch"].default
-    gc.collect()  # what earlier tests left behind must not be counted now and collected below
+    gc.collect()  # garbage of earlier tests must not be counted below
     before = sys.getrefcount(default)
     for _ in range(100):
         FetchResponse.decode(12, data)
@@ -306,11 +306,11 @@ def test_decoding_keeps_no_reference_to_defaults():
     assert sys.getrefcount(default) == before
 
 
-# -- bytes that are no message -----------------------------------------------------------------
+# -- invalid bytes -----------------------------------------------------------------
 
 
 @every_message
-def test_a_message_cut_short_anywhere_is_malformed(cls):
+def test_a_truncated_message_is_malformed(cls):
     for version in turning_points(cls):
         data = filled(cls, version).encode(version)
         for length in range(len(data)):
@@ -322,7 +322,7 @@ def test_a_message_cut_short_anywhere_is_malformed(cls):
             assert str(caught.value).endswith(f"(at offset {caught.value.offset})")
 
 
-def test_a_null_that_the_version_does_not_know_is_malformed():
+def test_a_null_that_the_version_does_not_allow_is_malformed():
     named, unnamed = (MetadataResponse(topics=[MetadataResponseTopic(name=name)]) for name in ("", None))
     data = unnamed.encode(12)
     assert MetadataResponse.decode(12, data) == unnamed
@@ -341,14 +341,14 @@ def test_a_negative_length_and_bad_utf8_are_malformed():
     assert caught.value.offset == 3
 
 
-def test_a_varint_that_goes_on_is_malformed():
+def test_a_varint_that_is_too_long_is_malformed():
     for endless in (b"\xff" * 9, b"\xff\xff\xff\xff\x1f"):
         with pytest.raises(MalformedError, match="varint of at most 5 bytes"):
             EndTxnRequest.decode(3, endless)
 
 
 def array_paths(cls, version):
-    """The way to each array in a message: the names of fields, the last of them the array's."""
+    """Return the path of each array in a message: field names, the last one of the array."""
     for name, field in cls.fields.items():
         if version not in field.versions:
             continue
@@ -361,7 +361,7 @@ def array_paths(cls, version):
 
 
 def reach(cls, version, path, change):
-    """A short message in which `change` was made to the struct that has the array at the end of `path`."""
+    """Return a short message with `change` applied to the struct that has the array at the end of `path`."""
     name, *rest = path
     message = bare(cls, version)
     if not rest:
@@ -372,7 +372,7 @@ def reach(cls, version, path, change):
 
 
 def promise(cls, version, path, count):
-    """The bytes of a message up to an array, which promises `count` items and then has zeros instead."""
+    """Return the bytes of a message up to an array, whose count is `count`, followed by zeros."""
     flexible = version in cls.flexible
     promised = bytearray() if flexible else bytearray(count.to_bytes(4, "big"))
     if flexible:
@@ -389,11 +389,11 @@ def promise(cls, version, path, count):
     if last_field(cls, path).tag >= 0:
         return reach(cls, version, path, tagged).encode(version)
     items = 1
-    one = reach(cls, version, path, untagged).encode(version)
+    single = reach(cls, version, path, untagged).encode(version)
     items = 0
     none = reach(cls, version, path, untagged).encode(version)
-    place = next(index for index, byte in enumerate(none) if one[index] != byte) - (0 if flexible else 3)
-    return (none[:place] + promised).ljust(HOSTILE_INPUT_BYTES, b"\0")
+    position = next(index for index, byte in enumerate(none) if single[index] != byte) - (0 if flexible else 3)
+    return (none[:position] + promised).ljust(HOSTILE_INPUT_BYTES, b"\0")
 
 
 def last_field(cls, path):
@@ -402,9 +402,9 @@ def last_field(cls, path):
 
 
 @every_message
-def test_an_array_that_promises_more_than_it_has_costs_no_memory(cls, allocated_bytes):
+def test_an_array_count_beyond_the_bytes_allocates_no_memory(cls, allocated_bytes):
     for version in versions_of(cls):
-        codec(cls, version)  # made before, so that it is not counted
+        codec(cls, version)  # created before measuring
         for path in array_paths(cls, version):
             for count in (INT32_MAX, 10_000_000, 1000, 40):
                 data = promise(cls, version, path, count)
@@ -415,7 +415,7 @@ def test_an_array_that_promises_more_than_it_has_costs_no_memory(cls, allocated_
                     assert f".{path[-1]}: expected {count} items" in str(error)
 
 
-def test_long_strings_bytes_and_tags_that_are_only_promised_cost_no_memory(allocated_bytes):
+def test_lengths_beyond_the_bytes_allocate_no_memory(allocated_bytes):
     hostile: list[tuple[type[Message], int, bytes]] = [
         (EndTxnRequest, 0, b"\x7f\xff"),
         (EndTxnRequest, 3, b"\xff\xff\xff\xff\x07"),
@@ -431,11 +431,11 @@ def test_long_strings_bytes_and_tags_that_are_only_promised_cost_no_memory(alloc
         assert error is not None
 
 
-# -- values that cannot be said ----------------------------------------------------------------
+# -- invalid values ----------------------------------------------------------------
 
 
 @every_message
-def test_a_field_that_the_version_lacks_is_named_with_its_value_unless_it_may_be_ignored(cls):
+def test_a_value_of_an_absent_field_is_an_error_unless_ignorable(cls):
     for version in versions_of(cls):
         for struct in structs_in(cls, version):
             codec_of_struct = kernel.MessageCodec(plan(struct, version, version in cls.flexible))
@@ -451,11 +451,11 @@ def test_a_field_that_the_version_lacks_is_named_with_its_value_unless_it_may_be
                     codec_of_struct.encode(message)
                 complaint = str(caught.value)
                 assert complaint.startswith(f"{struct.__name__}.{name} is {value!r}, but version {version} ")
-                assert complaint.endswith(f"the field is in versions {field.versions}")
+                assert complaint.endswith(f"does not have the field, only versions {field.versions}")
 
 
 @every_message
-def test_none_is_refused_by_name_where_the_version_has_no_null(cls):
+def test_none_is_rejected_by_name_if_the_field_is_not_nullable(cls):
     for version in versions_of(cls):
         for struct in structs_in(cls, version):
             codec_of_struct = kernel.MessageCodec(plan(struct, version, version in cls.flexible))
@@ -514,13 +514,13 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{name}={value!r:.20}" for name, value in WRONG])
-def test_a_value_that_does_not_fit_is_refused_by_name(name, value):
+def test_a_value_out_of_range_is_rejected_by_name(name, value):
     for version in versions_of(Everything):
         with pytest.raises(ValueError, match=rf"^Everything\.{name} (is|has) "):
             Everything(**{name: value}).encode(version)
 
 
-def test_the_longest_values_do_fit():
+def test_the_longest_values_fit():
     extremes = Everything(
         flag=True,
         tiny=-128,
@@ -537,7 +537,7 @@ def test_the_longest_values_do_fit():
 
 
 @needs_both_kernels
-def test_both_kernels_refuse_the_same_values_by_the_same_error():
+def test_both_kernels_reject_the_same_values_with_the_same_error():
     values = [value for _, value in WRONG]
     for version in versions_of(Everything):
         reference, compiled = kernels(Everything, version)
@@ -547,7 +547,7 @@ def test_both_kernels_refuse_the_same_values_by_the_same_error():
                 assert outcome(compiled.encode, message) == outcome(reference.encode, message), (name, value)
 
 
-def test_a_message_of_another_class_is_refused():
+def test_a_message_of_another_class_is_rejected():
     with pytest.raises(TypeError, match="expected EndTxnRequest, got FetchRequest"):
         codec(EndTxnRequest, 0).encode(FetchRequest())
     with pytest.raises(TypeError, match="expected TopicProduceData, got str"):
@@ -574,7 +574,7 @@ def test_a_repr_shows_no_secrets():
         assert "=***" in repr(message)
 
 
-def test_an_error_about_a_secret_does_not_tell_it():
+def test_an_error_about_a_secret_does_not_contain_it():
     with pytest.raises(ValueError, match=r"auth_bytes is of type str: expected bytes") as caught:
         SaslAuthenticateRequest(auth_bytes="hunter2").encode(0)  # type: ignore[arg-type]
     assert "hunter2" not in str(caught.value)
@@ -595,7 +595,7 @@ def test_messages_are_immutable_hashable_and_picklable(cls):
         message.something_else = 1
 
 
-def test_arrays_become_tuples_and_unknown_names_are_refused():
+def test_arrays_become_tuples_and_unknown_names_are_rejected():
     message = ProduceRequest(topic_data=[TopicProduceData(name="t")])
     assert message.topic_data == (TopicProduceData(name="t"),)
     assert message.replace(acks=1).acks == 1
@@ -616,7 +616,7 @@ def produce_request(*records):
 
 
 @pytest.mark.parametrize("version", [0, 3, 9])
-def test_record_batches_go_into_the_gather_list_by_reference(version):
+def test_record_batches_are_not_copied_into_the_frame(version):
     whole, first, second, third = b"whole batch", bytearray(b"first"), memoryview(b"second"), b"third"
     parts = encode_request(produce_request(whole, [first, second, third], None, []), version, 1, "me")
     references = [part for part in parts if any(part is buffer for buffer in (whole, first, second, third))]
@@ -638,7 +638,7 @@ def test_records_are_views_of_the_bytes_they_came_in():
 
 @pytest.mark.parametrize("client_id", [None, "", "grün"])
 @pytest.mark.parametrize("version", [0, 2, 3, 5])
-def test_a_request_header_has_tags_where_the_message_is_flexible(version, client_id):
+def test_a_flexible_request_header_has_tags(version, client_id):
     message = EndTxnRequest(transactional_id="t", producer_id=5)
     frame = b"".join(encode_request(message, version, 77, client_id))
     raw_id = b"" if client_id is None else client_id.encode()
@@ -651,13 +651,13 @@ def test_a_request_header_has_tags_where_the_message_is_flexible(version, client
     assert decode_request_body(header, frame[4:], pos) == message
 
 
-def test_a_client_id_that_is_too_long_is_refused_by_name():
-    with pytest.raises(ValueError, match="client_id has 32768 bytes, more than 32767"):
+def test_a_client_id_that_is_too_long_is_rejected():
+    with pytest.raises(ValueError, match="client_id has 32768 bytes; the maximum is 32767"):
         encode_request(EndTxnRequest(), 0, 1, "x" * 2**15)
 
 
 @pytest.mark.parametrize("cls", [response_class(key) for key in APIS], ids=lambda cls: cls.__name__)
-def test_a_response_header_has_tags_where_the_message_is_flexible_unless_it_tells_the_versions(cls):
+def test_a_flexible_response_header_has_tags_except_for_api_versions(cls):
     for version in versions_of(cls):
         message = filled(cls, version)
         body = message.encode(version)
@@ -668,7 +668,7 @@ def test_a_response_header_has_tags_where_the_message_is_flexible_unless_it_tell
         assert decode_response(cls.api_key, version, frame[4:]) == (-5, message)
 
 
-def test_tagged_fields_in_a_header_are_stepped_over():
+def test_tagged_fields_in_a_header_are_skipped():
     request = ApiVersionsRequest(client_software_name="me")
     frame = b"".join(encode_request(request, 3, 1, None))[4:]
     header, pos = decode_request_header(frame)
@@ -678,7 +678,7 @@ def test_tagged_fields_in_a_header_are_stepped_over():
     assert caught.value.offset == pos + 2
 
 
-def test_headers_that_are_cut_short_or_wrong_are_malformed():
+def test_truncated_or_invalid_headers_are_malformed():
     frame = b"".join(encode_request(MetadataRequest(), 9, 1, "client"))[4:]
     _, pos = decode_request_header(frame)
     for length in range(pos):
@@ -695,7 +695,7 @@ def test_headers_that_are_cut_short_or_wrong_are_malformed():
             decode_response(12, 0, bytes(length))
 
 
-def test_a_request_that_we_do_not_speak_is_unsupported():
+def test_an_unknown_request_is_unsupported():
     with pytest.raises(UnsupportedVersionError, match="99"):
         decode_request_body(RequestHeader(99, 0, 1, None), b"", 0)
     with pytest.raises(UnsupportedVersionError, match="EndTxnRequest has versions 0-5, not 9"):
@@ -722,7 +722,7 @@ def test_every_error_survives_pickling_with_its_attributes():
     assert pickle.loads(pickle.dumps(ConfigError())).args == ("",)
 
 
-def test_a_broker_error_knows_the_name_of_its_code_and_whether_to_try_again():
+def test_a_broker_error_has_the_name_of_its_code_and_is_retriable_or_not():
     error = BrokerError("orders-3", code=6)
     assert (error.name, error.retriable, str(error)) == (
         "NOT_LEADER_OR_FOLLOWER",
@@ -733,7 +733,7 @@ def test_a_broker_error_knows_the_name_of_its_code_and_whether_to_try_again():
     assert str(BrokerError(code=10)) == "MESSAGE_TOO_LARGE (10)"
 
 
-def test_an_error_code_of_the_future_stays_a_number():
+def test_an_unknown_error_code_stays_a_number():
     error = BrokerError(code=4711)
     assert (error.name, error.retriable, str(error)) == ("ERROR_4711", False, "ERROR_4711 (4711)")
     assert error_name(-2) == "ERROR_-2"

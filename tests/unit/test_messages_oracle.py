@@ -1,27 +1,27 @@
-"""Our bytes and those of two other clients, in every version of every message that they speak.
+"""Comparison of encoded messages with two other clients, in every version that they support.
 
-A random message of ours is told to the other client field by field, in the order of the wire; then both
-encode it, headers included, and ours decodes what the other wrote. Three oracles:
+A random message is converted to the other client's class field by field, in wire order; then both encode it, headers
+included, and headrace decodes the other's bytes. Three oracles:
 
-    kio                    classes generated from Kafka's own schemas; the versions that Kafka 4 has
-    kafka-python           the same schemas, read at run time; the same versions
-    kafka-python, by hand  classes that it wrote out before that: here for the versions that Kafka 4 dropped
+    kio                        classes generated from Kafka's schemas; the versions of Kafka 4
+    kafka-python               the same schemas, read at run time; the same versions
+    kafka-python, older ones   hand-written classes, for the versions that Kafka 4 removed
 
-What they cannot say, and what happens to it:
+Differences, and how they are handled:
 
-    unknown tagged fields             neither writes them: never generated here
-    kio: error codes                  only the ones it knows: others are replaced
-    kio: points in time               it has datetimes: what lies outside the years 1 to 9999 is replaced
-    kio: durations of 64 bits         it counts them in floating point: what lies beyond 2**52 ms is replaced
-    kio: -1 as a point in time        it says None
-    both: the zero uuid               they say None
-    kafka-python: sets of operations  it has sets of bit numbers
-    kafka-python: a tagged struct     its default is None, whatever the fields of the struct have by default
-    WriteTxnMarkers v0                none of them has it
-    DescribeLogDirs request v0        only written by hand, and wrongly: one partition instead of an array
-    InitProducerId v6                 theirs, not ours: Kafka 4.3 still calls it unstable
+    unknown tagged fields             not encoded by either: not generated here
+    kio: error codes                  only known codes: others are replaced
+    kio: points in time               datetimes: times outside the years 1 to 9999 are replaced
+    kio: durations of 64 bits         floating point: durations beyond 2**52 ms are replaced
+    kio: -1 as a point in time        None
+    both: the zero uuid               None
+    kafka-python: sets of operations  sets of bit numbers
+    kafka-python: a tagged struct     its default is None, independent of the defaults of its fields
+    WriteTxnMarkers v0                in none of them
+    DescribeLogDirs request v0        only hand-written, with an error: a single partition instead of an array
+    InitProducerId v6                 not in headrace: unstable in Kafka 4.3
 
-Both also declare what may be null, defaults, tags and what may be ignored; ours has to agree.
+Both also declare nullable fields, defaults, tags and ignorable fields; they must be equal.
 """
 
 import dataclasses
@@ -47,8 +47,7 @@ from kio.static.constants import EntityType
 
 from headrace.errors import ERROR_CODES
 from headrace.wire import schema
-from headrace.wire.api import APIS, request_class, response_class
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import APIS, ApiKey, api_name, request_class, response_class
 from headrace.wire.frames import encode_request, encode_response
 from headrace.wire.schema import ARRAY, BOOLEAN, STRUCT, UUID, ZERO_UUID
 
@@ -57,7 +56,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.both_kernels]
 few = settings(max_examples=8, deadline=None, database=None)
 
 SIDES = {"Request": request_class, "Response": response_class}
-RENAMED = {"partition_index": "index", "partition_count": "count"}  # ours, where Kafka's name shadows a tuple's method
+RENAMED = {"partition_index": "index", "partition_count": "count"}  # ours, if Kafka's name shadows a tuple's method
 CORRELATION_IDS = st.integers(-(2**31), 2**31 - 1)
 CLIENT_IDS = st.none() | st.text(st.characters(codec="utf-8"), max_size=4)
 
@@ -76,14 +75,14 @@ def frame_of(message, version, correlation_id, client_id):
     return b"".join(encode_response(message, version, correlation_id))
 
 
-def combinations(speaks):
-    """Every (API key, side, version) of ours that an oracle speaks, as a list of test parameters."""
+def combinations(supports):
+    """Return every (API key, side, version) that an oracle supports, as test parameters."""
     return [
-        pytest.param(key, side, version, id=f"{APIS[key][0]}{side}-v{version}")
+        pytest.param(key, side, version, id=f"{api_name(key)}{side}-v{version}")
         for key in APIS
         for side in SIDES
         for version in range(ours(key, side).versions.first, ours(key, side).versions.last + 1)
-        if speaks(key, side, version)
+        if supports(key, side, version)
     ]
 
 
@@ -105,7 +104,7 @@ def kio_class(key, side, version):
 
 
 def kio_fields(cls, kio_cls, version):
-    """Ours and theirs side by side; the names have to be the same but for known differences."""
+    """Yield pairs of fields; their names must be equal except for known differences."""
     for (name, field), theirs in zip(live_fields(cls, version), dataclasses.fields(kio_cls), strict=True):
         in_units = theirs.metadata.get("kafka_type", "").startswith(("timedelta", "datetime"))
         expected = name.removesuffix("_ms") if in_units else name
@@ -114,14 +113,14 @@ def kio_fields(cls, kio_cls, version):
 
 
 def struct_in(annotation):
-    """The dataclass in `X`, `X | None`, `tuple[X, ...]` or a mix of them."""
+    """Return the dataclass in `X`, `X | None`, `tuple[X, ...]` or a combination of them."""
     if dataclasses.is_dataclass(annotation):
         return annotation
-    return next((found for part in typing.get_args(annotation) if (found := struct_in(part))), None)
+    return next((struct for part in typing.get_args(annotation) if (struct := struct_in(part))), None)
 
 
 def kio_twin(message, kio_cls, version):
-    """The message as kio can say it: in our words, and in kio's."""
+    """Return the message restricted to what kio supports, as our class and as kio's."""
     mine, theirs = {}, {}
     for name, field, kio_field in kio_fields(type(message), kio_cls, version):
         mine[name], theirs[kio_field.name] = kio_value(getattr(message, name), field, kio_field, version)
@@ -174,7 +173,7 @@ KIO = combinations(kio_speaks)
 
 
 @pytest.mark.parametrize(("key", "side", "version"), KIO)
-def test_our_bytes_are_those_of_kio(key, side, version, messages_of):
+def test_our_bytes_equal_those_of_kio(key, side, version, messages_of):
     cls, kio_cls = ours(key, side), kio_class(key, side, version)
 
     @few
@@ -218,14 +217,14 @@ def compare_with_kio(cls, kio_cls, version):
 # -- kafka-python ------------------------------------------------------------------------------
 
 
-def classes_in(package, wanted):
-    """The classes that the modules of a package define."""
+def classes_in(package, matches):
+    """Return the classes that the modules of a package define."""
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if info.ispkg or "generate_stubs" in info.name:
             continue
         module = importlib.import_module(info.name)
         yield from (
-            x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__ and wanted(x)
+            x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__ and matches(x)
         )
 
 
@@ -239,7 +238,7 @@ UNKNOWN_TO_KAFKA_PYTHON = {64, 69}  # UnregisterBroker, ConsumerGroupDescribe
 
 
 def kafka_python_class(key, side):
-    return KAFKA_PYTHON_CLASSES[APIS[key][0] + side]
+    return KAFKA_PYTHON_CLASSES[api_name(key) + side]
 
 
 def kafka_python_speaks(key, side, version):
@@ -250,7 +249,7 @@ def kafka_python_speaks(key, side, version):
 
 
 def kafka_python_fields(cls, declared, version):
-    """Ours and theirs side by side; the names have to be the same but for known differences."""
+    """Yield pairs of fields; their names must be equal except for known differences."""
     live = [field for field in declared if field.for_version_q(version)]
     for (name, field), theirs in zip(live_fields(cls, version), live, strict=True):
         bits = name.partition("_")[2] if theirs.type_str == "bitfield" else None
@@ -287,7 +286,7 @@ KAFKA_PYTHON = combinations(kafka_python_speaks)
 
 
 @pytest.mark.parametrize(("key", "side", "version"), KAFKA_PYTHON)
-def test_our_bytes_are_those_of_kafka_python(key, side, version, messages_of):
+def test_our_bytes_equal_those_of_kafka_python(key, side, version, messages_of):
     cls, their_cls = ours(key, side), kafka_python_class(key, side)
 
     @few
@@ -316,10 +315,10 @@ KAFKA_PYTHON_DEFAULTS = {"ListOffsetsRequest.replica_id", "CreatePartitionsTopic
 
 def test_kafka_python_declares_the_same_fields():
     compared = 0
-    for key in APIS.keys() - UNKNOWN_TO_KAFKA_PYTHON:
+    for key in set(APIS) - UNKNOWN_TO_KAFKA_PYTHON:
         for side in SIDES:
             cls, their_cls = ours(key, side), kafka_python_class(key, side)
-            assert their_cls.max_version == cls.versions.last or APIS[key][0] == "InitProducerId"
+            assert their_cls.max_version == cls.versions.last or key == ApiKey.INIT_PRODUCER_ID
             for version in range(their_cls.valid_versions[0], cls.versions.last + 1):
                 assert their_cls.flexible_version_q(version) == (version in cls.flexible)
                 compared += compare_with_kafka_python(cls, their_cls.fields.values(), version)
@@ -332,7 +331,7 @@ def compare_with_kafka_python(cls, declared, version):
         path = f"{cls.__name__}.{name} v{version}"
         assert (-1 if theirs.tag is None else theirs.tag) == field.tag, path
         assert theirs.nullable_for_version_q(version) == (version in field.nullable), path
-        if field.versions.first > 0:  # what is in all versions never needs to be ignored
+        if field.versions.first > 0:  # a field of all versions never needs to be ignorable
             assert bool(theirs._ignorable) == field.ignorable, path
         if theirs.is_struct() or theirs.is_struct_array():
             assert field.kind == (STRUCT if theirs.is_struct() else ARRAY), path
@@ -349,7 +348,7 @@ def compare_with_kafka_python(cls, declared, version):
     return compared
 
 
-# -- kafka-python, by hand ---------------------------------------------------------------------
+# -- kafka-python, older classes ---------------------------------------------------------------------
 
 BY_HAND_CLASSES = {
     (cls.API_KEY, "Request" if cls.is_request() else "Response", cls.API_VERSION): cls
@@ -372,7 +371,7 @@ def values_in_order(struct, version):
 def plain_value(value, version):
     if isinstance(value, schema.Struct):
         values = values_in_order(value, version)
-        return values[0] if len(values) == 1 else tuple(values)  # an array of one field is an array of that field
+        return values[0] if len(values) == 1 else tuple(values)  # a struct of a single field is that field
     if isinstance(value, tuple):
         return [plain_value(item, version) for item in value]
     return bytes(value) if isinstance(value, memoryview) else value
@@ -382,7 +381,7 @@ BY_HAND = combinations(only_by_hand)
 
 
 @pytest.mark.parametrize(("key", "side", "version"), BY_HAND)
-def test_our_bytes_are_those_that_kafka_python_wrote_by_hand(key, side, version, messages_of):
+def test_our_bytes_equal_those_of_kafka_pythons_older_classes(key, side, version, messages_of):
     cls, their_schema = ours(key, side), BY_HAND_CLASSES[key, side, version].SCHEMA
     assert isinstance(their_schema, by_hand.Schema)
 
@@ -396,11 +395,11 @@ def test_our_bytes_are_those_that_kafka_python_wrote_by_hand(key, side, version,
     compare()
 
 
-# -- all of them -------------------------------------------------------------------------------
+# -- all oracles -------------------------------------------------------------------------------
 
 
-def test_three_messages_in_one_version_are_all_that_is_left_uncompared():
-    """So that an oracle that stops speaking does not go unnoticed."""
+def test_all_but_three_message_versions_are_compared():
+    """Detects an oracle that supports less than before."""
     counts = len(KIO), len(KAFKA_PYTHON), len(BY_HAND)
     assert all(map(int.__ge__, counts, (466, 466, 41))), f"kio, kafka-python, by hand: {counts}"
     everything = {parameters.id for parameters in combinations(lambda *_: True)}
@@ -412,6 +411,6 @@ def test_three_messages_in_one_version_are_all_that_is_left_uncompared():
     }
 
 
-def test_error_codes_are_those_of_kio():
+def test_error_codes_equal_those_of_kio():
     theirs = {code.value: (code.name.upper(), code.retriable) for code in kio.schema.errors.ErrorCode}
     assert {code: (known.name, known.retriable) for code, known in ERROR_CODES.items() if code in theirs} == theirs

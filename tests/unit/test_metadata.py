@@ -1,4 +1,4 @@
-"""What is known of the cluster, and when to ask again, on a clock turned by hand."""
+"""Cluster metadata and the times of its updates, on a manual clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metadata(clock):
     return Metadata(clock, max_age_ms=60_000, max_idle_ms=100_000)
 
 
-def answer(*topics, brokers=(1, 2)):
+def response_of(*topics, brokers=(1, 2)):
     return MetadataResponse(
         brokers=[MetadataResponseBroker(node_id=n, host="b", port=n) for n in brokers], controller_id=1, topics=topics
     )
@@ -53,11 +53,11 @@ def topic(name="t", leaders=(1,), epoch=5, error=0, topic_id=b"i" * 16):
 
 def give(metadata, clock, *topics, **options):
     metadata.attempt(clock.now)
-    metadata.update(answer(*topics, **options), clock.now)
+    metadata.update(response_of(*topics, **options), clock.now)
 
 
 @pytest.mark.behaviour("P10")
-def test_it_is_due_at_first_then_by_age(metadata, clock):
+def test_an_update_is_due_at_first_and_then_by_age(metadata, clock):
     assert metadata.time_to_update_ms(clock.now) == 0
     give(metadata, clock)
     assert metadata.time_to_update_ms(clock.now) == 60_000
@@ -78,7 +78,7 @@ def test_an_update_waits_for_the_back_off_a_new_topic_does_not(metadata, clock):
 def test_an_update_requested_during_a_request_needs_another_one(metadata, clock):
     metadata.attempt(clock.now)
     update_seq = metadata.request_update()
-    metadata.update(answer(), clock.now)
+    metadata.update(response_of(), clock.now)
     assert metadata.time_to_update_ms(clock.now) < 1000
     assert not metadata.wait_for_update(update_seq, 0)
     clock.now += 1000
@@ -113,7 +113,7 @@ def test_pauses_grow_while_a_topic_has_no_leader(metadata, clock):
     assert metadata.time_to_update_ms(clock.now) == 60_000
 
 
-def test_an_older_leader_epoch_is_not_believed_unless_the_topic_is_a_new_one(metadata, clock):
+def test_an_older_leader_epoch_is_ignored_unless_the_topic_is_new(metadata, clock):
     metadata.add_topic("t")
     give(metadata, clock, topic(leaders=[1], epoch=5))
     give(metadata, clock, topic(leaders=[2], epoch=4))
@@ -129,7 +129,7 @@ def test_a_hint_with_a_newer_epoch_moves_a_leader(metadata, clock):
     give(metadata, clock, topic(leaders=[1, 1], epoch=5))
     metadata.update_leader("t", 1, 2, 5)
     assert metadata.cluster.leader("t", 1) == 1
-    metadata.update_leader("t", 1, 99, 6)  # nobody knows where that is
+    metadata.update_leader("t", 1, 99, 6)  # an unknown broker
     assert metadata.cluster.leader("t", 1) == 1
     metadata.update_leader("t", 1, 2, 6)
     assert (metadata.cluster.leader("t", 0), metadata.cluster.leader("t", 1)) == (1, 2)
@@ -201,19 +201,19 @@ def test_a_fatal_error_is_raised_in_current_waits_only(metadata):
 
 
 def test_a_fatal_error_without_a_wait_is_not_raised_later(metadata):
-    """It may be hours old, about a broker that has the right password by now."""
+    """It may be hours old, and the broker may accept the password now."""
     update_seq = metadata.request_update()
     metadata.fail(AuthenticationError("wrong password"), fatal=True)
     assert not metadata.wait_for_version(0, 1)
     with pytest.raises(AuthenticationError):
-        metadata.wait_for_update(update_seq, 0)  # by one that polls in between, in the same thread
+        metadata.wait_for_update(update_seq, 0)  # as a client does that polls in the same thread
     assert not metadata.wait_for_update(metadata.request_update(), 0)
 
 
 def test_listeners_get_every_update(clock):
-    heard: list[Cluster] = []
-    metadata = Metadata(clock, on_update=heard.append)
+    updates: list[Cluster] = []
+    metadata = Metadata(clock, on_update=updates.append)
     metadata.add_topic("t")
     give(metadata, clock, topic(leaders=[1, 2]))
-    assert [list(cluster.partitions_for("t")) for cluster in heard] == [[0, 1]]
-    assert heard[0].topic_id("t") == b"i" * 16
+    assert [list(cluster.partitions_for("t")) for cluster in updates] == [[0, 1]]
+    assert updates[0].topic_id("t") == b"i" * 16

@@ -1,4 +1,4 @@
-"""The socket that keeps the GIL does what Python's does: the same tests with both."""
+"""PromptSocket behaves like Python's socket: the same tests with both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS_MAX = 20
 
 @pytest.fixture(params=["ours", "Python's"])
 def pair(request):
-    """Two ends of a connection: ours, and a plain one that blocks."""
+    """Return both ends of a connection: a PromptSocket, and a blocking socket."""
     kind = PromptSocket if request.param == "ours" else socket.socket
     with socket.create_server(("127.0.0.1", 0)) as server, kind(socket.AF_INET, socket.SOCK_STREAM) as ours:
         ours.connect(server.getsockname())
@@ -36,7 +36,7 @@ def received(sock, count):
 
 
 def write_until(error, write):
-    """Write until it raises that; returns how many bytes went out before."""
+    """Write until an error is raised; returns the number of bytes written before."""
     sent, deadline = 0, time.monotonic() + SECONDS_MAX
     while time.monotonic() < deadline:
         try:
@@ -80,13 +80,13 @@ def test_available_bytes_are_received_without_blocking(pair):
     assert ours.recv_into(room) == 0
 
 
-def test_a_peer_that_is_gone_is_an_error_not_a_signal(pair):
+def test_a_closed_peer_is_an_error_not_a_signal(pair):
     ours, theirs = pair
     theirs.close()
     write_until(ConnectionError, lambda: ours.sendmsg([b"x"]))
 
 
-def test_values_that_are_no_bytes_are_refused(pair):
+def test_values_that_are_not_buffers_are_rejected(pair):
     ours, _ = pair
     with pytest.raises(TypeError):
         ours.sendmsg([b"good", "bad"])
@@ -94,11 +94,11 @@ def test_values_that_are_no_bytes_are_refused(pair):
         ours.recv_into(b"read only")
 
 
-@pytest.mark.skipif(PromptSocket is socket.socket, reason="not compiled, or the Python kernel was asked for")
-def test_sending_goes_on_without_giving_way_to_a_busy_thread(pair):
+@pytest.mark.skipif(PromptSocket is socket.socket, reason="not compiled, or HEADRACE_KERNEL=python")
+def test_sending_does_not_release_the_gil_to_a_busy_thread(pair):
     ours, theirs = pair
     if not isinstance(ours, PromptSocket):
-        pytest.skip("Python's gives way")
+        pytest.skip("Python's socket releases the GIL")
     stop = threading.Event()
 
     def be_busy():

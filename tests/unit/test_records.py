@@ -1,4 +1,4 @@
-"""Record batches, one record at a time."""
+"""Record batches, record by record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from headrace.wire import records
 from headrace.wire.compression import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import HEADER_BYTES, Record
-from headrace.wire.records import Marker, OpenBatch, Producer, decode_marker, encode, encode_marker, read_batches, seal
+from headrace.wire.records import (
+    BatchProducer,
+    Marker,
+    OpenBatch,
+    decode_marker,
+    encode,
+    encode_marker,
+    read_batches,
+    seal,
+)
 
 pytestmark = pytest.mark.both_kernels
 
@@ -36,7 +45,7 @@ def only(data):
 
 @settings(deadline=None)
 @given(rows, st.sampled_from(ALL_CODECS), st.integers(min_value=0, max_value=2**62))
-def test_what_goes_in_comes_out(drawn, codec, first_offset):
+def test_records_survive_encoding_and_decoding(drawn, codec, first_offset):
     expected = numbered(drawn, first_offset)
     assert only(encode(expected, codec=codec)).records() == expected
 
@@ -49,8 +58,8 @@ def test_every_level_is_readable(codec, level):
     assert only(encode(expected, codec=codec, level=level)).records() == expected
 
 
-def test_the_header_says_who_wrote_the_batch():
-    writer = Producer(producer_id=4711, epoch=3, base_sequence=2**31 - 1, transactional=True)
+def test_the_header_has_the_producer_fields():
+    writer = BatchProducer(producer_id=4711, epoch=3, base_sequence=2**31 - 1, transactional=True)
     header = only(encode([Record(9, 5, None, b"x", ()), Record(10, 7, None, b"y", ())], producer=writer)).header
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (4711, 3, 2**31 - 1)
     assert header.is_transactional
@@ -59,7 +68,7 @@ def test_the_header_says_who_wrote_the_batch():
     assert (header.base_timestamp, header.max_timestamp) == (5, 7)
 
 
-def test_timestamps_may_go_back():
+def test_timestamps_may_decrease():
     expected = [Record(0, 1000, None, b"a", ()), Record(1, 10, None, b"b", ()), Record(2, 500, None, b"c", ())]
     batch = only(encode(expected))
     assert batch.records() == expected
@@ -73,7 +82,7 @@ def test_log_append_time_overrides_every_record():
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_marker_is_a_control_batch_and_comes_back(committed):
+def test_a_marker_survives_encoding_as_a_control_batch(committed):
     batch = only(encode_marker(Marker(committed, 12), producer_id=7, epoch=2, timestamp=5, offset=33))
     assert batch.header.is_control
     assert batch.header.is_transactional
@@ -83,7 +92,7 @@ def test_a_marker_is_a_control_batch_and_comes_back(committed):
     assert decode_marker(record) == Marker(committed, 12)
 
 
-def test_control_records_of_other_kinds_are_no_markers():
+def test_other_control_records_are_not_markers():
     assert decode_marker(Record(0, 0, struct.pack(">hh", 0, 2), b"", ())) is None
     with pytest.raises(MalformedError, match="key of a control record"):
         decode_marker(Record(0, 0, b"\0", b"", ()))
@@ -91,7 +100,7 @@ def test_control_records_of_other_kinds_are_no_markers():
         decode_marker(Record(0, 0, struct.pack(">hh", 0, 1), b"\0", ()))
 
 
-def test_an_open_batch_says_when_it_is_full_and_keeps_what_it_has():
+def test_a_full_batch_rejects_a_record_and_keeps_the_others():
     batch = OpenBatch(bytearray(HEADER_BYTES + 250))
     assert batch.append(1, None, b"x" * 100) == 0
     assert batch.append(2, b"k", b"y" * 100) == 1
@@ -118,14 +127,14 @@ def test_the_size_bound_of_a_record_holds(key, value, headers, timestamp):
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_will_do_for_key_and_value(kind):
+def test_key_and_value_may_be_any_buffer(kind):
     batch = OpenBatch(bytearray(1000))
     batch.append(0, kind(b"key"), kind(b"value"), [("h", kind(b"v"))])
     assert only(seal(batch)).records() == [Record(0, 0, b"key", b"value", (("h", b"v"),))]
 
 
 @pytest.mark.parametrize("bad", ["text", 5, 1.5, object()])
-def test_what_is_no_buffer_is_a_type_error_and_changes_nothing(bad):
+def test_a_value_that_is_not_a_buffer_is_a_type_error_and_changes_nothing(bad):
     batch = OpenBatch(bytearray(1000))
     batch.append(0, b"k", b"v")
     size = batch.size
@@ -135,17 +144,17 @@ def test_what_is_no_buffer_is_a_type_error_and_changes_nothing(bad):
     assert (batch.size, batch.record_count) == (size, 1)
 
 
-def test_a_buffer_too_small_for_a_header_is_refused():
+def test_a_buffer_too_small_for_a_header_is_rejected():
     with pytest.raises(ValueError, match="61 bytes or more, got 60"):
         OpenBatch(bytearray(60))
 
 
-def test_batches_follow_one_another():
+def test_consecutive_batches_are_read():
     first, second = encode([Record(0, 0, None, b"a", ())]), encode([Record(1, 0, None, b"b", ())], codec=ZSTD)
     assert [batch.header.base_offset for batch in read_batches(bytes(first) + bytes(second))] == [0, 1]
 
 
-def test_a_partial_tail_is_dropped_only_where_that_is_expected():
+def test_an_incomplete_last_batch_is_dropped_only_if_partial():
     whole = bytes(encode([Record(0, 0, None, b"a", ())]))
     for cut in range(1, len(whole)):
         data = whole + whole[:cut]
@@ -155,23 +164,23 @@ def test_a_partial_tail_is_dropped_only_where_that_is_expected():
 
 
 @pytest.mark.parametrize("codec", ALL_CODECS, ids=CODEC_NAMES)
-def test_every_flipped_byte_under_the_checksum_is_noticed(codec):
+def test_the_checksum_detects_every_flipped_byte(codec):
     whole = bytes(encode([Record(0, 0, b"key", b"value", (("h", b"v"),))], codec=codec))
-    for place in range(17, len(whole)):
+    for position in range(17, len(whole)):
         broken = bytearray(whole)
-        broken[place] ^= 0x55
+        broken[position] ^= 0x55
         with pytest.raises(WireError):
             only(broken).records()
 
 
-def test_a_bad_checksum_names_both_sums_and_the_batch():
+def test_a_checksum_error_names_both_checksums_and_the_batch():
     broken = bytearray(encode([Record(42, 0, None, b"value", ())]))
     broken[-1] ^= 1
-    with pytest.raises(CorruptBatchError, match=r"batch at offset 42: its checksum says 0x.{8}, its bytes give 0x"):
+    with pytest.raises(CorruptBatchError, match=r"batch at offset 42: expected checksum 0x.{8}, got 0x"):
         only(broken).verify()
 
 
-def test_other_magics_and_impossible_lengths_are_refused_with_their_place():
+def test_other_magics_and_invalid_lengths_are_rejected_with_their_position():
     whole = bytearray(encode([Record(0, 0, None, b"value", ())]))
     old = bytearray(whole)
     old[16] = 1
@@ -201,27 +210,27 @@ def payload_of(*rows_of_record):
         (lambda p: b"\0" + p[1:], "attributes"),
     ],
 )
-def test_malformed_payloads_say_what_was_expected(mutate, expected):
+def test_the_error_of_a_malformed_payload_says_what_was_expected(mutate, expected):
     payload = mutate(payload_of((0, b"key", b"value", ())))
     with pytest.raises(MalformedError, match=expected) as caught:
         kernel.decode_records(payload, 1, 0, 0, -1)
     assert caught.value.offset >= 0
 
 
-def test_a_count_of_headers_beyond_the_record_is_refused_before_anything_is_made():
+def test_a_header_count_beyond_the_record_is_rejected_before_allocating():
     payload = payload_of((0, None, None, ()))
     hostile = bytes([payload[0] + 8]) + payload[1:-1] + b"\xfe\xff\xff\xff\x0f"  # 2**31 - 1 headers
     with pytest.raises(MalformedError, match="count of headers"):
         kernel.decode_records(hostile, 1, 0, 0, -1)
 
 
-def test_header_keys_that_are_not_utf8_are_refused():
+def test_header_keys_that_are_not_utf8_are_rejected():
     payload = payload_of((0, None, None, (("é", b""),)))
     with pytest.raises(MalformedError, match="UTF-8"):
         kernel.decode_records(payload.replace("é".encode(), b"\xff\xfe"), 1, 0, 0, -1)
 
 
-def test_records_are_checked_without_being_made() -> None:
+def test_check_records_raises_as_decode_records_does() -> None:
     batch = encode([Record(n, 5, b"k" if n else None, b"v", (("h", b"x"),)) for n in range(3)])
     payload = bytes(batch[HEADER_BYTES:])
 
@@ -231,8 +240,8 @@ def test_records_are_checked_without_being_made() -> None:
         kernel.check_records(payload, 2)
     with pytest.raises(MalformedError):
         kernel.check_records(payload, 4)
-    for place in range(len(payload)):  # whatever is broken, it says the same as when the records are read
-        damaged = payload[:place] + bytes([payload[place] ^ 0x55]) + payload[place + 1 :]
+    for position in range(len(payload)):  # the same error as when the records are decoded
+        damaged = payload[:position] + bytes([payload[position] ^ 0x55]) + payload[position + 1 :]
         try:
             records = kernel.decode_records(damaged, 3, 0, 0, -1)
             right = [record.offset for record in records] == [0, 1, 2]

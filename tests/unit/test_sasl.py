@@ -1,4 +1,4 @@
-"""SASL mechanisms against the RFCs' examples, a server written for the purpose, and other clients."""
+"""SASL mechanisms: examples of the RFCs, a test server, and other clients."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.client.credentials import SaslSettings, TokenCache, jaas_options
+from headrace.client.credentials import SaslSettings, TokenCache
+from headrace.config import jaas_options
 from headrace.errors import AuthenticationError, ConfigError
+from headrace.wire.api.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 from headrace.wire.sasl import (
     ITERATIONS_MAX,
     OAUTHBEARER,
     PLAIN,
+    ROUND_TRIPS_MAX,
     SCRAM_SHA_256,
     SCRAM_SHA_512,
     OAuthBearerMechanism,
     PlainMechanism,
     ScramMechanism,
     Token,
+    authenticate,
 )
 
 SECRET = "pencil,=§"
@@ -32,7 +41,7 @@ HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 
 
 class ScramServer:
-    """The other side of RFC 5802, with credentials stored as a broker stores them."""
+    """The server side of RFC 5802, with stored credentials as in a broker."""
 
     def __init__(self, name, users, *, salt=b"salt of sixteen!", iterations=4096, nonce="server"):
         self.hash = HASHES[name]
@@ -72,21 +81,21 @@ def scram(name=SCRAM_SHA_256, username="user", password=SECRET, **options):
 
 
 def complete(mechanism, server):
-    """Run the exchange; what the mechanism says at the end."""
+    """Run the exchange and return the result of the last step."""
     return mechanism.step(server.final(mechanism.step(server.first(mechanism.first()))))
 
 
 # -- PLAIN -------------------------------------------------------------------------------------
 
 
-def test_plain_is_user_and_password_between_nuls():
+def test_plain_sends_user_and_password_after_nuls():
     mechanism = PlainMechanism("broker-1", "tim", "tanstaaftanstaaf")
     assert mechanism.first() == b"\0tim\0tanstaaftanstaaf"  # the example of RFC 4616, 4
     assert mechanism.step(b"") is None
 
 
-def test_plain_is_over_after_one_message():
-    with pytest.raises(AuthenticationError, match="asked for more after the password"):
+def test_plain_has_one_message():
+    with pytest.raises(AuthenticationError, match="expected an empty response to the password"):
         PlainMechanism("broker-1", "tim", SECRET).step(b"more")
 
 
@@ -109,7 +118,7 @@ def test_scram_sha_256_matches_the_example_of_rfc_7677():
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8),
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8),
 )
-def test_scram_and_a_server_accept_each_other(name, username, password):
+def test_scram_client_and_server_authenticate_each_other(name, username, password):
     server = ScramServer(name, {username: password})
     assert complete(scram(name, username, password), server) is None
     assert server.user == username
@@ -119,13 +128,13 @@ def test_two_exchanges_have_different_nonces():
     assert scram().first() != scram().first()
 
 
-def test_a_delegation_token_is_announced():
+def test_a_delegation_token_sends_the_tokenauth_extension():
     server = ScramServer(SCRAM_SHA_512, {"token-id": "hmac"})
     assert complete(scram(SCRAM_SHA_512, "token-id", "hmac", token_auth=True), server) is None
     assert server.extensions == {"tokenauth": "true"}
 
 
-def test_the_broker_that_refuses_the_proof_is_quoted_without_the_password():
+def test_a_rejected_proof_is_an_error_without_the_password():
     server = ScramServer(SCRAM_SHA_256, {"user": "another"})
     with pytest.raises(AuthenticationError) as caught:
         complete(scram(), server)
@@ -135,7 +144,7 @@ def test_the_broker_that_refuses_the_proof_is_quoted_without_the_password():
     )
 
 
-def test_a_broker_that_does_not_know_the_password_is_found_out():
+def test_a_broker_that_does_not_know_the_password_is_rejected():
     server = ScramServer(SCRAM_SHA_256, {"user": SECRET})
     mechanism = scram()
     server.final(mechanism.step(server.first(mechanism.first())))
@@ -146,21 +155,21 @@ def test_a_broker_that_does_not_know_the_password_is_found_out():
 @pytest.mark.parametrize(
     ("challenge", "message"),
     [
-        (b"r=other,s=AAAA,i=4096", "nonce does not continue ours"),
-        (b"r=mine,s=AAAA,i=4096", "nonce does not continue ours"),
-        (b"r=mine+,s=AAAA,i=4095", "asks for 4095 iterations, and 4096 to 1000000 are allowed"),
+        (b"r=other,s=AAAA,i=4096", "nonce does not start with the client's"),
+        (b"r=mine,s=AAAA,i=4096", "nonce does not start with the client's"),
+        (b"r=mine+,s=AAAA,i=4095", "expected 4096 to 1000000 iterations, got 4095"),
         (f"r=mine+,s=AAAA,i={ITERATIONS_MAX + 1}".encode(), "more would block the client"),
         (b"r=mine+,s=AAAA,i=" + b"9" * 5000, "expected a number of iterations, got '9999"),
         (b"r=mine+,s=AAAA,i=-1", "expected a number of iterations, got '-1'"),
         (b"r=mine+,s=AAAA", "expected i= in its SCRAM message, got r, s"),
         (b"r=mine+,s=!!,i=4096", "expected base64 in s="),
-        (b"m=x,r=mine+,s=AAAA,i=4096", "demands an extension"),
+        (b"m=x,r=mine+,s=AAAA,i=4096", "requires an unknown SCRAM extension"),
         (b"e=unknown-user", "expected r= in its SCRAM message, got e"),
-        (b"", "got no field"),
+        (b"", "got no fields"),
         (b"\xff\xfe", "not UTF-8"),
     ],
 )
-def test_a_bad_first_answer_of_a_scram_server_is_refused(challenge, message):
+def test_an_invalid_server_first_message_is_rejected(challenge, message):
     mechanism = scram(nonce="mine")
     mechanism.first()
     with pytest.raises(AuthenticationError, match=message):
@@ -168,23 +177,23 @@ def test_a_bad_first_answer_of_a_scram_server_is_refused(challenge, message):
 
 
 @pytest.mark.parametrize("final", [b"", b"v=", b"v=!!", b"x=1", b"\xff"])
-def test_a_bad_last_answer_of_a_scram_server_is_refused(final):
+def test_an_invalid_server_final_message_is_rejected(final):
     server, mechanism = ScramServer(SCRAM_SHA_256, {"user": SECRET}), scram()
     mechanism.step(server.first(mechanism.first()))
     with pytest.raises(AuthenticationError):
         mechanism.step(final)
 
 
-def test_nothing_comes_after_the_end():
+def test_a_challenge_after_the_end_is_rejected():
     server, mechanism = ScramServer(SCRAM_SHA_256, {"user": SECRET}), scram()
     complete(mechanism, server)
-    with pytest.raises(AuthenticationError, match="went on after the exchange was over"):
+    with pytest.raises(AuthenticationError, match="expected no challenge after the end of the exchange"):
         mechanism.step(b"v=AAAA")
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=60) | st.text("rsiev=,0123456789+A", max_size=60).map(str.encode))
-def test_no_answer_of_a_server_makes_anything_but_an_authentication_error(challenge):
+def test_any_challenge_raises_only_authentication_errors(challenge):
     mechanism = scram(nonce="r")
     mechanism.first()
     with suppress(AuthenticationError):
@@ -202,9 +211,9 @@ def test_scram_agrees_with_kafka_python(name):
     theirs.process_server_first_message(challenge)
     final = ours.step(challenge)
     assert final == theirs.final_message()
-    answer = server.final(final)
-    theirs.process_server_final_message(answer)
-    assert ours.step(answer) is None
+    server_final = server.final(final)
+    theirs.process_server_final_message(server_final)
+    assert ours.step(server_final) is None
 
 
 @pytest.mark.parametrize("name", sorted(HASHES))
@@ -230,7 +239,7 @@ def oauth(provider):
     return OAuthBearerMechanism("broker-1", provider)
 
 
-def test_a_bearer_token_goes_out_as_rfc_7628_says():
+def test_a_bearer_token_is_sent_as_in_rfc_7628():
     mechanism = oauth(lambda: "vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg==")
     assert mechanism.first() == b"n,,\x01auth=Bearer vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg==\x01\x01"
     assert mechanism.step(b"") is None
@@ -241,20 +250,20 @@ def test_extensions_follow_the_token():
     assert oauth(lambda: token).first() == b"n,,\x01auth=Bearer abc\x01logicalCluster=lkc-1\x01traceId=7 8\x01\x01"
 
 
-def test_a_refused_token_is_answered_and_the_reasons_are_told():
+def test_a_rejected_token_is_acknowledged_and_the_error_has_the_reasons():
     mechanism = oauth(lambda: "abc")
     mechanism.first()
     assert mechanism.step(json.dumps({"status": "invalid_token", "scope": "kafka"}).encode()) == b"\x01"
     assert str(mechanism.failure("token expired.")) == (
         "broker-1 did not accept the bearer token with SASL OAUTHBEARER: token expired: status invalid_token, "
-        "scope kafka; check that the token provider returns a token that is still valid and meant for this broker"
+        "scope kafka; check that the token provider returns a token that is valid and intended for this broker"
     )
     with pytest.raises(AuthenticationError, match="invalid_token"):
         mechanism.step(b"")
 
 
 @pytest.mark.parametrize("refusal", [b"no json", b"[1]", b"{}", b"\xff", b"[" * 100_000])
-def test_a_refusal_in_another_form_is_an_error_all_the_same(refusal):
+def test_a_rejection_that_is_not_json_is_an_error_too(refusal):
     mechanism = oauth(lambda: "abc")
     assert mechanism.step(refusal) == b"\x01"
     with pytest.raises(AuthenticationError) as caught:
@@ -272,18 +281,18 @@ def test_a_token_provider_that_fails_is_named_as_the_cause():
 
 
 @pytest.mark.parametrize("token", ["", "two words", "a\x01b", "=", Token("Ä")])
-def test_what_is_no_token_is_refused_without_showing_it(token):
-    with pytest.raises(AuthenticationError, match=r"returned \d+ characters that are no bearer token"):
+def test_an_invalid_token_is_rejected_without_showing_it(token):
+    with pytest.raises(AuthenticationError, match=r"returned \d+ characters that are not a bearer token"):
         oauth(lambda: token).first()
 
 
 @pytest.mark.parametrize("extension", [{"auth": "x"}, {"a1": "x"}, {"": "x"}, {"a": ""}, {"a": "x\x01"}, {"a": "ä"}])
-def test_extensions_that_would_break_the_message_are_refused(extension):
+def test_invalid_extensions_are_rejected(extension):
     with pytest.raises(AuthenticationError, match="extension"):
         oauth(lambda: Token("abc", extensions=extension)).first()
 
 
-def test_a_token_is_fetched_again_when_most_of_its_life_is_over():
+def test_a_token_is_renewed_after_most_of_its_lifetime():
     now, fetched = [1000.0], []
 
     def provider():
@@ -298,11 +307,11 @@ def test_a_token_is_fetched_again_when_most_of_its_life_is_over():
         seen.append(cache().value)  # type: ignore[union-attr]
         if len(fetched) == 3:
             break
-    assert seen == ["t1", "t1", "t2", "t2", "t2"]  # the last one: the provider is away, the token still lives
+    assert seen == ["t1", "t1", "t2", "t2", "t2"]  # the last time the provider fails, but the token is still valid
     assert fetched == [1000, 1800, 2600]
 
 
-def test_a_token_whose_life_is_over_is_not_used_when_the_provider_fails():
+def test_an_expired_token_is_not_used_if_the_provider_fails():
     tokens = [Token("t1", 10)]
     now = [0.0]
     cache = TokenCache(lambda: tokens.pop(), lambda: now[0])
@@ -333,14 +342,14 @@ def test_a_token_without_a_lifetime_is_fetched_each_time():
         ({"name": PLAIN, "username": "u", "password": "p", "token_auth": True}, "delegation tokens need SCRAM"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(options, message):
+def test_invalid_settings_are_rejected_at_once(options, message):
     with pytest.raises(ConfigError, match=message) as caught:
         SaslSettings(**options)
     assert "p\0q" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER])
-def test_settings_make_a_mechanism_for_each_connection_and_show_no_secret(name):
+def test_settings_create_a_mechanism_per_connection_and_show_no_secret(name):
     options = SaslSettings(name, "user", SECRET, lambda: SECRET)
     mechanism = options.mechanism("broker-1")
     assert mechanism.name == name
@@ -350,7 +359,7 @@ def test_settings_make_a_mechanism_for_each_connection_and_show_no_secret(name):
     assert SECRET not in repr(Token(SECRET))
 
 
-def test_a_mechanism_that_is_not_offered_is_told_with_those_that_are():
+def test_the_error_of_a_missing_mechanism_names_the_offered_ones():
     error = SaslSettings(PLAIN, "u", "p").mechanism("broker-1").not_offered(["SCRAM-SHA-512", "OAUTHBEARER"])
     assert "it offers OAUTHBEARER, SCRAM-SHA-512" in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -367,14 +376,38 @@ def test_a_mechanism_that_is_not_offered_is_told_with_those_that_are():
         ("a.B$C Required", {}),
     ],
 )
-def test_a_jaas_line_is_read_as_java_reads_it(text, expected):
+def test_a_jaas_entry_is_parsed_as_in_java(text, expected):
     assert jaas_options(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "M", 'username="hush"', 'M required password="hush', "M required hush;", "M sometimes"]
 )
-def test_a_broken_jaas_line_is_refused_without_showing_it(text):
+def test_an_invalid_jaas_entry_is_rejected_without_showing_it(text):
     with pytest.raises(ConfigError, match="expected `<login module> required") as caught:
         jaas_options(text)
     assert "hush" not in str(caught.value)
+
+
+# -- the exchange ------------------------------------------------------------------------------
+
+
+def test_the_exchange_returns_the_session_lifetime():
+    exchange = authenticate(SaslSettings(PLAIN, "ann", "secret").mechanism("broker-1"), version=1)
+    assert next(exchange) == (SaslHandshakeRequest(mechanism=PLAIN), 1)
+    assert exchange.send(SaslHandshakeResponse()) == (SaslAuthenticateRequest(auth_bytes=b"\0ann\0secret"), 1)
+    with pytest.raises(StopIteration) as completed:
+        exchange.send(SaslAuthenticateResponse(session_lifetime_ms=1234))
+    assert completed.value.value == 1234
+
+
+def test_the_exchange_has_a_limit_of_round_trips(monkeypatch):
+    mechanism = SaslSettings(PLAIN, "ann", "secret").mechanism("broker-1")
+    monkeypatch.setattr(mechanism, "step", lambda challenge: b"more")
+    exchange = authenticate(mechanism)
+    next(exchange)
+    exchange.send(SaslHandshakeResponse())
+    for _ in range(ROUND_TRIPS_MAX - 1):
+        exchange.send(SaslAuthenticateResponse())
+    with pytest.raises(AuthenticationError, match="exceeded the limit of 4 SASL round trips"):
+        exchange.send(SaslAuthenticateResponse())

@@ -1,4 +1,4 @@
-"""Real handshakes on loopback, with certificates made for the run."""
+"""TLS handshakes on loopback, with generated certificates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def openssl(*args, **options):
 
 
 class Certificates:
-    """Two authorities that do not know each other; what the first one signs is for `broker.test` and 127.0.0.2."""
+    """Two independent authorities; the first signs certificates for `broker.test` and 127.0.0.2."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -78,7 +78,7 @@ def certificates(tmp_path_factory):
 
 @contextmanager
 def peer(serve):
-    """A socket to a thread that runs `serve(socket)` on the other end of loopback."""
+    """Return a socket to a thread that runs `serve(socket)`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname(), timeout=SECONDS_MAX)
         server, _ = listener.accept()
@@ -108,7 +108,7 @@ def tls_server(certificates, *, client_certificate=False, maximum=None, talk=lam
             with context.wrap_socket(sock, server_side=True) as connection:
                 talk(connection)
         except OSError:
-            pass  # the client's side of the story is what the tests look at
+            pass  # the tests check the client's side
 
     return serve
 
@@ -128,7 +128,7 @@ def shake_hands(sock):
 
 
 def read_all(sock):
-    """Until the peer ends the stream."""
+    """Read until the end of the stream."""
     parts: list[bytes] = []
     while True:
         data = tls.receive(sock, 1 << 20)
@@ -145,7 +145,7 @@ def trusting(certificates, **options):
 
 
 def connect(settings, serve, host="broker.test"):
-    """Handshake, then read to the end: with TLS 1.3 a refusal of our certificate comes only then."""
+    """Handshake, then read to the end: with TLS 1.3 a certificate is rejected only then."""
     with peer(serve) as sock:
         wrapped = tls.wrap(sock, tls.context(settings), host)
         with wrapped:
@@ -182,12 +182,12 @@ def test_an_untrusted_broker_is_rejected_with_the_trusted_authorities(certificat
 
 
 @pytest.mark.parametrize("host", ["other.test", "127.0.0.3"])
-def test_a_broker_with_a_certificate_for_other_names_is_refused(certificates, host):
+def test_a_broker_certificate_for_other_names_is_rejected(certificates, host):
     with pytest.raises(TlsError, match=rf"the certificate of {host} is for other host names"):
         connect(trusting(certificates), tls_server(certificates), host)
 
 
-def test_without_identification_any_name_will_do_but_not_any_authority(certificates):
+def test_without_identification_any_name_of_a_trusted_authority_is_accepted(certificates):
     settings = trusting(certificates, check_hostname=False)
     assert connect(settings, tls_server(certificates, talk=say_hello), "other.test") == b"hello"
     stranger = TlsSettings(ca_file=str(certificates["stranger.pem"]), check_hostname=False)
@@ -212,7 +212,7 @@ def own_certificates(certificates):
 
 
 @pytest.mark.parametrize("how", ["files", "one file", "texts", "one text", "encrypted"])
-def test_a_client_certificate_opens_the_door(certificates, how, tmp_path, monkeypatch):
+def test_a_client_certificate_authenticates(certificates, how, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     settings = trusting(certificates, **own_certificates(certificates)[how])
     assert connect(settings, tls_server(certificates, client_certificate=True, talk=say_hello)) == b"hello"
@@ -229,7 +229,7 @@ def test_a_missing_client_certificate_is_explained(certificates, maximum):
     assert "ssl." in str(caught.value)
 
 
-def test_a_certificate_that_the_broker_does_not_know_is_refused(certificates):
+def test_an_untrusted_client_certificate_is_rejected(certificates):
     settings = trusting(
         certificates, cert_file=str(certificates["outsider.pem"]), key_file=str(certificates["outsider.key"])
     )
@@ -238,19 +238,19 @@ def test_a_certificate_that_the_broker_does_not_know_is_refused(certificates):
 
 
 @pytest.mark.parametrize(
-    "said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", struct.pack(">iih", 6, 0, 35)], ids=["http", "kafka"]
+    "reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", struct.pack(">iih", 6, 0, 35)], ids=["http", "kafka"]
 )
-def test_a_peer_that_responds_in_plain_text_is_recognized(certificates, said):
+def test_a_peer_that_responds_in_plain_text_is_recognized(certificates, reply):
     def serve(sock):
         sock.recv(1000)
-        sock.sendall(said)
+        sock.sendall(reply)
 
     with pytest.raises(TlsError, match=r"broker.test does not use TLS on this port"):
         connect(trusting(certificates), serve)
 
 
-def test_a_peer_that_hangs_up_in_the_handshake_may_get_better(certificates):
-    # What a plaintext listener of Kafka does: the first bytes look like a request of 369 MB to it.
+def test_a_disconnect_in_the_handshake_is_a_retriable_error(certificates):
+    # As a plaintext listener of Kafka does, which reads the first bytes as a request of 369 MB.
     def serve(sock):
         sock.recv(1000)
         sock.close()
@@ -274,7 +274,7 @@ def test_a_slow_peer_never_blocks_us(certificates):
         assert read_all(wrapped) == b"hello"
 
 
-def test_protocols_are_kept(certificates):
+def test_the_configured_protocols_are_used(certificates):
     def version(connection):
         connection.sendall(connection.version().encode())
 
@@ -290,7 +290,7 @@ def test_protocols_are_kept(certificates):
 # -- after the handshake -----------------------------------------------------------------------
 
 
-def test_a_gather_list_of_all_sizes_arrives_whole_though_the_peer_is_slow(certificates):
+def test_buffers_of_all_sizes_arrive_at_a_slow_peer(certificates):
     received = bytearray()
     sent_before_reading = threading.Event()
 
@@ -312,7 +312,7 @@ def test_a_gather_list_of_all_sizes_arrives_whole_though_the_peer_is_slow(certif
                 sent = tls.send(wrapped, queue)
                 if not sent:
                     blocked += 1
-                    queue.append(memoryview(b"more"))  # the list may grow while a write is under way
+                    queue.append(memoryview(b"more"))  # the list may grow during a write
                     expected += b"more"
                     sent_before_reading.set()
                     wait(wrapped, "want_write")
@@ -334,7 +334,7 @@ def test_a_connection_that_breaks_later_is_a_connection_error(certificates):
         connection.close()
 
     def read_and_write(wrapped):
-        assert read_all(wrapped) == b""  # until Python 3.12 a reset between two records is taken for the end
+        assert read_all(wrapped) == b""  # until Python 3.12, a reset between two records counts as the end
         tls.send(wrapped, [b"more"])
 
     with peer(tls_server(certificates, talk=talk)) as sock:
@@ -366,7 +366,7 @@ def test_a_connection_that_breaks_later_is_a_connection_error(certificates):
         ({"key_file": "client.key"}, "client key without a certificate"),
     ],
 )
-def test_certificates_that_cannot_be_used_are_refused_before_anything_is_dialled(certificates, options, message):
+def test_invalid_certificates_are_rejected_before_connecting(certificates, options, message):
     paths: dict[str, Any] = {
         name: str(certificates[value]) if name.endswith("_file") else value for name, value in options.items()
     }
@@ -374,18 +374,18 @@ def test_certificates_that_cannot_be_used_are_refused_before_anything_is_dialled
         tls.context(TlsSettings(**paths))
 
 
-def test_text_that_is_no_certificate_is_refused():
+def test_text_that_is_not_a_certificate_is_rejected():
     with pytest.raises(ConfigError, match=r"cannot read certificate authorities from ssl\.truststore\.certificates"):
         tls.context(TlsSettings(ca_pem="nonsense"))
 
 
 @pytest.mark.parametrize("names", [(), ("SSLv3",), ("TLSv1.2", "TLSv1.1")])
-def test_only_protocols_that_are_safe_today_are_known(names):
+def test_only_secure_protocols_are_supported(names):
     with pytest.raises(ConfigError, match=r"ssl.enabled.protocols: expected TLSv1.2, TLSv1.3"):
         tls.context(TlsSettings(protocols=names))
 
 
-def test_cipher_suites_go_by_the_names_of_java_and_of_openssl():
+def test_cipher_suites_have_java_or_openssl_names():
     for names in (
         ("TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"),
         ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-CHACHA20-POLY1305"),
@@ -393,7 +393,7 @@ def test_cipher_suites_go_by_the_names_of_java_and_of_openssl():
         made = tls.context(TlsSettings(ciphers=names))
         enabled = {cipher["name"] for cipher in made.get_ciphers() if not cipher["name"].startswith("TLS_")}
         assert enabled == {"ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-CHACHA20-POLY1305"}
-        # None of TLS 1.3 was named, so none may be used.
+        # No suite of TLS 1.3 is configured, so none may be used.
         assert made.maximum_version == ssl.TLSVersion.TLSv1_2
 
 
@@ -410,7 +410,7 @@ def test_a_cipher_name_of_java_is_translated(java, expected):
     assert expected in {cipher["name"] for cipher in made.get_ciphers()}
 
 
-def test_suites_of_tls_1_3_come_all_or_not_at_all():
+def test_tls_1_3_suites_are_all_or_none():
     modern = tuple(c["name"] for c in tls.context(TlsSettings()).get_ciphers() if c["name"].startswith("TLS_"))
     made = tls.context(TlsSettings(ciphers=modern))
     assert made.minimum_version == ssl.TLSVersion.TLSv1_3

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.broker.context import Context
 from headrace.errors import Code, error_name
-from headrace.wire.api import response_class
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import ApiKey, response_class
 from headrace.wire.schema import ARRAY, INT32, INT64, STRING, Field, Message, Struct
 
 if TYPE_CHECKING:

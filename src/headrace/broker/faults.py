@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.error_responses import error_response, topics_in
 from headrace.errors import Code, ConfigError, IllegalStateError
-from headrace.wire.api import APIS, api_name
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import APIS, ApiKey, api_name
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def api_key_of(api: str | int) -> int:
         raise ConfigError(f"unknown API key {api}")
     rule = _APIS_BY_NAME.get(_folded(api))
     if rule is None:
-        raise ConfigError(f"unknown API {api!r}: expected one of {', '.join(name for name, _ in APIS.values())}")
+        raise ConfigError(f"unknown API {api!r}: expected one of {', '.join(map(api_name, APIS))}")
     return rule
 
 
@@ -128,7 +127,7 @@ def _folded(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-_APIS_BY_NAME = {_folded(name): key for key, (name, _) in APIS.items()}
+_APIS_BY_NAME = {_folded(key.name): int(key) for key in APIS}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from headrace.config import Config
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.wire import records as batches_
 from headrace.wire.layout import HEADER_BYTES, Record
-from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, record_bytes_max
+from headrace.wire.records import NO_PRODUCER, BatchProducer, RecordBatch, record_bytes_max
 
 if TYPE_CHECKING:
     from headrace.broker.partition import Partition
@@ -126,7 +126,7 @@ class InternalTopics:
         return [p.index for p in self._replicas.partitions() if p.topic == topic and p.is_leader]
 
     async def append(
-        self, topic: str, index: int, records: Sequence[Record], *, producer: Producer = NO_PRODUCER
+        self, topic: str, index: int, records: Sequence[Record], *, producer: BatchProducer = NO_PRODUCER
     ) -> int:
         """Append records in as few batches as possible; return the first offset when they are replicated."""
         partition = self._replicas.partition(topic, index)

@@ -25,7 +25,7 @@ from headrace.broker.clock import Clock
 from headrace.broker.context import Context
 from headrace.config import Config
 from headrace.config.sampling import Samples
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import ApiKey
 
 RATES_MAX = 10_000
 """How many rates are tracked; the least recently used are dropped first."""

@@ -12,7 +12,7 @@ import click
 from headrace.cli.broker_control import call, data_dir_option, default_data_dir, is_alive
 from headrace.cli.broker_start import start
 from headrace.cli.output import EXIT_FAILED, CommandError, command_errors, debug_option, emit, format_option
-from headrace.client.facts.times import duration_ms
+from headrace.client.text_formats import format_duration_ms
 
 STOP_SECONDS_MAX = 40.0
 """Slightly more than a broker's own limit for a clean stop."""
@@ -57,7 +57,7 @@ def status(data_dir: Path | None, output_format: str, debug: bool) -> None:
 
 
 def _status_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    yield f"running for {duration_ms(facts['uptime_ms'])}: pid {facts['pid']}, version {facts['version']}"
+    yield f"running for {format_duration_ms(facts['uptime_ms'])}: pid {facts['pid']}, version {facts['version']}"
     yield f"bootstrap.servers={facts['bootstrap']}"
     yield f"data in {facts['data_dir']}"
     yield (

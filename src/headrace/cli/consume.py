@@ -16,7 +16,7 @@ from headrace.cli.offset_ranges import BoundRange, parse_partitions, parse_range
 from headrace.cli.output import InvalidUsageError, command_errors, debug_option
 from headrace.cli.record_json import to_line
 from headrace.cli.shared_options import parse_flag, unescape
-from headrace.client.facts.filters import filters_of, header_of, pattern_of
+from headrace.client.text_formats import parse_header, parse_pattern, record_filters
 from headrace.wire.layout import NO_TIMESTAMP, Record
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ def consume(
         raise InvalidUsageError("--template and --format are mutually exclusive")
     bounds = BoundRange() if offsets is None else parse_range(offsets)
     numbers = parse_partitions(partitions) if partitions else set()
-    filters = filters_of(
-        None if key_match is None else parse_flag("--key-match", pattern_of, key_match),
-        None if value_match is None else parse_flag("--value-match", pattern_of, value_match),
-        [parse_flag("--header", header_of, text) for text in headers],
+    filters = record_filters(
+        None if key_match is None else parse_flag("--key-match", parse_pattern, key_match),
+        None if value_match is None else parse_flag("--value-match", parse_pattern, value_match),
+        [parse_flag("--header", parse_header, text) for text in headers],
     )
     formatter = _formatter(output_format, template)
     overrides = {} if isolation is None else {"isolation_level": isolation}

@@ -20,19 +20,15 @@ from headrace.cli.output import (
     render_table,
 )
 from headrace.cli.shared_options import confirm, parse_time_ms, parse_topic_partitions, yes_option
-from headrace.client.facts.times import duration_ms
+from headrace.client.text_formats import format_duration_ms
 from headrace.errors import BrokerError, Code
 
 if TYPE_CHECKING:
     from headrace.client.admin import AdminClient
-    from headrace.client.facts import groups as group_facts
-    from headrace.client.facts import lag_times, resets
-    from headrace.client.facts.groups import GroupFacts
-    from headrace.client.facts.resets import Target
+    from headrace.client.queries import groups
+    from headrace.client.queries.groups import GroupOverview, ResetTarget
 else:
-    group_facts = LazyModule("headrace.client.facts.groups")
-    lag_times = LazyModule("headrace.client.facts.lag_times")
-    resets = LazyModule("headrace.client.facts.resets")
+    groups = LazyModule("headrace.client.queries.groups")
 
 
 @click.group()
@@ -95,7 +91,7 @@ def describe(
         for name in names:
             facts = _existing_group(admin, name)
             if not no_time:
-                lag_times.LagTimes().fill(facts.partitions, admin)
+                groups.LagTimes().fill(facts.partitions, admin)
             emit(output_format, facts.to_json(), _description(facts))
 
 
@@ -146,35 +142,35 @@ def reset(
     """
     target = _parse_target(to, shift)
     with connection.admin() as admin:
-        current = group_facts.look_up(admin, name)
+        current = groups.find_group(admin, name)
         if current is None and not topics:
             raise _unknown_group(name)
         partitions = parse_topic_partitions(admin, topics) if topics else None
-        changes = resets.plan(admin, name, current, target, partitions)
+        changes = groups.plan_reset(admin, name, current, target, partitions)
         facts = [change.to_json() for change in changes]
         if output_format == "text":
-            rows = [(c.at.topic, c.at.partition, c.before, c.after, c.moved) for c in changes]
+            rows = [(c.tp.topic, c.tp.partition, c.before, c.after, c.moved) for c in changes]
             click.echo(render_table(("topic", "partition", "before", "after", "moved"), rows))
         applied = not dry_run and _confirm_reset(name, yes)
         if applied:
-            admin.alter_group_offsets(name, {change.at: change.after for change in changes})
+            admin.alter_group_offsets(name, {change.tp: change.after for change in changes})
     summary = f"{len(changes)} offsets set" if applied else "nothing was changed"
     hint = "" if applied or dry_run else "; pass --yes to apply"
     emit(output_format, {"group": name, "applied": applied, "offsets": facts}, summary + hint)
 
 
-def _parse_target(to: str | None, shift: int | None) -> Target:
+def _parse_target(to: str | None, shift: int | None) -> ResetTarget:
     if (to is None) == (shift is None):
         raise InvalidUsageError("pass either --to or --shift")
     if to is None:
-        return resets.Target(shift=shift)
+        return groups.ResetTarget(shift=shift)
     if to in ("earliest", "latest"):
-        return resets.Target(end=to)
+        return groups.ResetTarget(end=to)
     if to.startswith("@"):
-        return resets.Target(time_ms=parse_time_ms(to[1:], "--to"))
+        return groups.ResetTarget(time_ms=parse_time_ms(to[1:], "--to"))
     if not to.isdecimal():
         raise InvalidUsageError(f"invalid --to: expected earliest, latest, an offset or @TIME, got {to!r}")
-    return resets.Target(offset=int(to))
+    return groups.ResetTarget(offset=int(to))
 
 
 def _confirm_reset(name: str, yes: bool) -> bool:
@@ -222,8 +218,8 @@ def _delete_error(admin: AdminClient, name: str, error: BrokerError) -> Exceptio
     return error
 
 
-def _existing_group(admin: AdminClient, name: str) -> GroupFacts:
-    facts = group_facts.look_up(admin, name)
+def _existing_group(admin: AdminClient, name: str) -> GroupOverview:
+    facts = groups.find_group(admin, name)
     if facts is None:
         raise _unknown_group(name)
     return facts
@@ -233,26 +229,26 @@ def _unknown_group(name: str) -> ResourceNotFoundError:
     return ResourceNotFoundError(f"group {name!r} does not exist; `headrace group list` shows the existing ones")
 
 
-def _description(facts: GroupFacts) -> str:
+def _description(facts: GroupOverview) -> str:
     lag = f"{facts.lag:,} records behind"
     if facts.lag_ms is not None:
-        lag += f", {duration_ms(facts.lag_ms)}"
+        lag += f", {format_duration_ms(facts.lag_ms)}"
     head = f"{facts.name}: {facts.state}, {facts.type}{', ' + facts.assignor if facts.assignor else ''}; {lag}"
     return "\n".join([head, *_partition_lines(facts), *_member_lines(facts)])
 
 
-def _partition_lines(facts: GroupFacts) -> Iterable[str]:
+def _partition_lines(facts: GroupOverview) -> Iterable[str]:
     if not facts.partitions:
         yield "no committed offsets and no assigned partitions"
         return
     rows = [
         (
-            partition.at.topic,
-            partition.at.partition,
+            partition.tp.topic,
+            partition.tp.partition,
             partition.committed,
             partition.end if partition.end is not None else "unknown",
             partition.lag,
-            duration_ms(partition.lag_ms),
+            format_duration_ms(partition.lag_ms),
             None if partition.member is None else partition.member.client_id,
         )
         for partition in facts.partitions
@@ -260,7 +256,7 @@ def _partition_lines(facts: GroupFacts) -> Iterable[str]:
     yield render_table(("topic", "partition", "committed", "end", "lag", "behind", "client"), rows)
 
 
-def _member_lines(facts: GroupFacts) -> Iterable[str]:
+def _member_lines(facts: GroupOverview) -> Iterable[str]:
     if facts.members is None:
         yield f"members: not shown for groups of type {facts.type}"
     elif not facts.members:

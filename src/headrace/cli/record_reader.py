@@ -18,9 +18,9 @@ from headrace.cli.topic import partition_count
 from headrace.client.admin.groups import GroupAdmin
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
-from headrace.client.facts.filters import Matches
 from headrace.client.fetch_data import located
 from headrace.client.fetcher import Fetcher
+from headrace.client.text_formats import RecordFilter
 from headrace.errors import Code, HeadraceError, TimedOutError, WireError
 from headrace.types import TopicPartition
 from headrace.wire.columns import OFFSET_MAX
@@ -100,7 +100,7 @@ class RecordReader:
     """Reads partition ranges to their ends, or follows them."""
 
     def __init__(
-        self, fetcher: Fetcher, ranges: dict[TopicPartition, PartitionRange], filters: Sequence[Matches]
+        self, fetcher: Fetcher, ranges: dict[TopicPartition, PartitionRange], filters: Sequence[RecordFilter]
     ) -> None:
         self._fetcher = fetcher
         self._filters = filters

@@ -11,16 +11,16 @@ import click
 
 from headrace.cli import LazyModule
 from headrace.cli.output import InvalidUsageError
+from headrace.client import text_formats
 from headrace.client.addresses import PORT_MAX
-from headrace.client.facts import times
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.client.admin import AdminClient
-    from headrace.client.facts import partitions
+    from headrace.client.queries import topics as topic_queries
     from headrace.types import TopicPartition
 else:
-    partitions = LazyModule("headrace.client.facts.partitions")
+    topic_queries = LazyModule("headrace.client.queries.topics")
 
 UI_LISTEN_DEFAULT = "127.0.0.1:9080"
 _LOOPBACK_HOSTS = ("localhost", "::1")
@@ -58,11 +58,11 @@ def parse_flag(flag: str, parse: Callable[[str], T], text: str) -> T:
 
 
 def parse_time_ms(text: str, flag: str) -> int:
-    return parse_flag(flag, times.parse_time_ms, text)
+    return parse_flag(flag, text_formats.parse_time_ms, text)
 
 
 def parse_duration_ms(text: str, flag: str) -> int:
-    return parse_flag(flag, times.parse_duration_ms, text)
+    return parse_flag(flag, text_formats.parse_duration_ms, text)
 
 
 def parse_key_value(text: str, flag: str) -> tuple[str, str]:
@@ -92,7 +92,7 @@ def parse_topic_partitions(admin: AdminClient, topics: Iterable[str]) -> list[To
         topic, colon, numbers = text.partition(":")
         before = selected.get(topic, set())
         selected[topic] = before | _partition_numbers(topic, numbers) if colon and before is not None else None
-    return partitions.chosen_partitions(admin, selected)
+    return topic_queries.chosen_partitions(admin, selected)
 
 
 def _partition_numbers(topic: str, text: str) -> set[int]:

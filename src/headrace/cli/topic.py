@@ -25,11 +25,11 @@ from headrace.errors import BrokerError, Code
 if TYPE_CHECKING:
     from headrace.client.admin import configs as config_admin
     from headrace.client.admin import topics as topic_admin
-    from headrace.client.facts import topics as topic_facts
+    from headrace.client.queries import topics as topic_queries
 else:
     config_admin = LazyModule("headrace.client.admin.configs")
     topic_admin = LazyModule("headrace.client.admin.topics")
-    topic_facts = LazyModule("headrace.client.facts.topics")
+    topic_queries = LazyModule("headrace.client.queries.topics")
 
 COUNT_MAX = 2**31 - 1
 _REPLICATION_MAX = 2**15 - 1
@@ -61,7 +61,7 @@ def list_(connection: ClusterConnection, internal: bool, output_format: str, deb
     Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no broker; 130 interrupted.
     """
     with connection.admin() as admin:
-        facts = topic_facts.listed(admin, internal=internal)
+        facts = topic_queries.topic_summaries(admin, internal=internal)
     rows = [(f["topic"], f["partitions"], f["replication_factor"], f["size_bytes"]) for f in facts]
     text = render_table(("topic", "partitions", "replication", "bytes"), rows) if rows else "no topics"
     emit(output_format, {"topics": facts}, text)
@@ -141,7 +141,7 @@ def describe(connection: ClusterConnection, names: tuple[str, ...], output_forma
     with connection.admin() as admin:
         for name in names:
             partition_count(admin, name)
-            facts = topic_facts.described(admin, name)
+            facts = topic_queries.describe_topic(admin, name)
             emit(output_format, facts, _description(facts))
 
 
@@ -231,7 +231,7 @@ def config(
         partition_count(admin, name)
         if changes:
             admin.alter_configs({config_admin.ConfigResource(config_admin.ResourceKind.TOPIC, name): changes})
-        entries = topic_facts.configs_of(admin, name)
+        entries = topic_queries.topic_configs(admin, name)
     shown = entries if show_all else [entry for entry in entries if not entry["is_default"] or entry["name"] in changes]
     rows = [(entry["name"], entry["value"], entry["source"]) for entry in shown]
     defaults_text = "all options have their defaults; --all shows them"

@@ -21,18 +21,18 @@ from headrace.cli.output import (
     render_table,
 )
 from headrace.cli.shared_options import confirm, parse_duration_ms, parse_topic_partitions, yes_option
-from headrace.client.facts.times import duration_ms, shown_time
+from headrace.client.text_formats import format_duration_ms, format_time
 from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.client.admin import AdminClient, TransactionDescription
     from headrace.client.admin import transactions as transaction_admin
-    from headrace.client.facts import hanging, partitions, transactions
+    from headrace.client.queries import topics as topic_queries
+    from headrace.client.queries import transactions
 else:
-    hanging = LazyModule("headrace.client.facts.hanging")
-    partitions = LazyModule("headrace.client.facts.partitions")
+    topic_queries = LazyModule("headrace.client.queries.topics")
     transaction_admin = LazyModule("headrace.client.admin.transactions")
-    transactions = LazyModule("headrace.client.facts.transactions")
+    transactions = LazyModule("headrace.client.queries.transactions")
 
 HANGING_AGE = "15m"
 """The default transaction.max.timeout.ms of brokers."""
@@ -67,7 +67,9 @@ def list_(
     with connection.admin() as admin:
         listings = admin.list_transactions(states)
         ages_ms = {
-            listing.transactional_id: transactions.age_ms_of(transactions.described(admin, listing.transactional_id))
+            listing.transactional_id: transactions.transaction_age_ms(
+                transactions.describe_transaction(admin, listing.transactional_id)
+            )
             for listing in listings
             if listing.state in transaction_admin.UNDER_WAY
         }
@@ -83,7 +85,7 @@ def list_(
     if age_ms_min is not None:
         facts = [fact for fact in facts if fact["age_ms"] is not None and fact["age_ms"] >= age_ms_min]
     rows = [
-        (fact["transactional_id"], fact["state"], str(fact["producer_id"]), duration_ms(fact["age_ms"]))
+        (fact["transactional_id"], fact["state"], str(fact["producer_id"]), format_duration_ms(fact["age_ms"]))
         for fact in facts
     ]
     text = render_table(("id", "state", "producer", "open for"), rows) if rows else "no transactions"
@@ -107,11 +109,13 @@ def describe(connection: ClusterConnection, ids: tuple[str, ...], output_format:
     with connection.admin() as admin:
         for transactional_id in ids:
             transaction = _existing_transaction(admin, transactional_id)
-            emit(output_format, transactions.facts_of(transaction), "\n".join(_description_lines(transaction)))
+            emit(
+                output_format, transactions.transaction_to_json(transaction), "\n".join(_description_lines(transaction))
+            )
 
 
 def _existing_transaction(admin: AdminClient, transactional_id: str) -> TransactionDescription:
-    transaction = transactions.described(admin, transactional_id)
+    transaction = transactions.describe_transaction(admin, transactional_id)
     if transaction is None:
         raise ResourceNotFoundError(
             f"transactional id {transactional_id!r} does not exist; `headrace txn list` shows the existing ones"
@@ -120,12 +124,12 @@ def _existing_transaction(admin: AdminClient, transactional_id: str) -> Transact
 
 
 def _description_lines(transaction: TransactionDescription) -> Iterable[str]:
-    age_ms, timeout_ms = transactions.age_ms_of(transaction), transaction.timeout_ms
+    age_ms, timeout_ms = transactions.transaction_age_ms(transaction), transaction.timeout_ms
     yield f"{transaction.transactional_id}: {transaction.state}"
     yield (f"  producer {transaction.producer_id}, epoch {transaction.producer_epoch}, timeout {timeout_ms / 1000:g} s")
     if age_ms is not None:
-        remaining = f"{duration_ms(timeout_ms - age_ms)} left" if age_ms < timeout_ms else "timeout exceeded"
-        yield f"  open since {shown_time(transaction.start_ms)}, for {duration_ms(age_ms)}; {remaining}"
+        remaining = f"{format_duration_ms(timeout_ms - age_ms)} left" if age_ms < timeout_ms else "timeout exceeded"
+        yield f"  open since {format_time(transaction.start_ms)}, for {format_duration_ms(age_ms)}; {remaining}"
     if transaction.partitions:
         yield "  partitions: " + ", ".join(map(str, sorted(transaction.partitions)))
 
@@ -187,8 +191,9 @@ def _abort_by_id(admin: AdminClient, transactional_id: str, yes: bool, output_fo
         raise ResourceNotFoundError(
             f"transactional id {transactional_id!r} has no open transaction: its state is {transaction.state}"
         )
+    age = format_duration_ms(transactions.transaction_age_ms(transaction))
     question = (
-        f"Abort the transaction of {transactional_id!r}, open for {duration_ms(transactions.age_ms_of(transaction))} "
+        f"Abort the transaction of {transactional_id!r}, open for {age} "
         f"in {len(transaction.partitions)} partitions, and fence its producer?"
     )
     if not confirm(question, yes):
@@ -201,10 +206,10 @@ def _abort_by_id(admin: AdminClient, transactional_id: str, yes: bool, output_fo
 def _abort_in_partition(
     admin: AdminClient, tp: TopicPartition, start_offset: int, yes: bool, output_format: str
 ) -> None:
-    producer = hanging.hanging_at(admin, tp, start_offset)
+    producer = transactions.find_hanging(admin, tp, start_offset)
     if not confirm(f"Abort the transaction of producer {producer.producer_id} at offset {start_offset}?", yes):
         raise CommandError("nothing was aborted")
-    hanging.abort_hanging(admin, tp, producer)
+    transactions.abort_hanging(admin, tp, producer)
     facts = {
         "topic": tp.topic,
         "partition": tp.partition,
@@ -254,11 +259,11 @@ def find_hanging(
         if topics:
             searched = parse_topic_partitions(admin, topics)
         else:
-            searched = sorted(partitions.existing_partitions(admin, admin.list_topics(internal=True)))
+            searched = sorted(topic_queries.existing_partitions(admin, admin.list_topics(internal=True)))
         if broker_id is not None:
-            searched = hanging.led_by(admin, searched, broker_id)
+            searched = transactions.led_by(admin, searched, broker_id)
         results = admin.find_hanging_transactions(searched, older_than_ms=age_ms) if searched else []
-    facts = [hanging.facts_of(transaction, time.time() * 1000) for transaction in results]
+    facts = [transactions.hanging_transaction_to_json(transaction, time.time() * 1000) for transaction in results]
     emit(output_format, {"partitions": len(searched), "hanging": facts}, _hanging_text(facts, len(searched)))
 
 
@@ -271,7 +276,7 @@ def _hanging_text(facts: list[dict[str, Any]], partition_count: int) -> str:
             fact["partition"],
             str(fact["start_offset"]),
             str(fact["producer_id"]),
-            duration_ms(fact["age_ms"]),
+            format_duration_ms(fact["age_ms"]),
         )
         for fact in facts
     ]

@@ -12,5 +12,6 @@ fetch_data.py   the data of a fetch, and the part of it that a reader sees
 fetcher.py      reading partitions, as records or in columns
 concurrency.py  locks and events that are safe with signal handlers
 admin/          topics, configurations, groups, transactions
-facts/          what several responses say together, for the command line and the live view
+queries/        several responses combined, for the command line and the live view
+text_formats.py text forms of times, durations and record filters
 """

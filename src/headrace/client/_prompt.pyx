@@ -1,8 +1,8 @@
 # cython: language_level=3, embedsignature=True
-"""`sendmsg` and `recv` for sockets that do not block, without giving up the GIL.
+"""`sendmsg` and `recv` for non-blocking sockets, without releasing the GIL.
 
-Python gives it up for every system call. With a busy application thread, that is a wait of up to 5 ms to get it back,
-for a call of 50 µs that never waits itself.
+Python releases it for every system call. With a busy application thread, getting it back takes up to 5 ms, for a call
+of 50 µs that never blocks.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -14,7 +14,7 @@ cdef extern from * nogil:
     """
     #include <sys/socket.h>
     #include <sys/uio.h>
-    #ifndef MSG_NOSIGNAL  /* macOS has none; Python ignores SIGPIPE anyway */
+    #ifndef MSG_NOSIGNAL  /* not on macOS; Python ignores SIGPIPE */
     #define MSG_NOSIGNAL 0
     #endif
     """
@@ -33,11 +33,11 @@ cdef enum:
 
 
 def sendmsg(int fd, parts):
-    """Write what the kernel takes of the first buffers; returns how many bytes."""
+    """Write what the kernel accepts of the first GATHER_MAX buffers; returns the number of bytes."""
     cdef Py_buffer views[GATHER_MAX]
     cdef iovec gather[GATHER_MAX]
     cdef msghdr message
-    cdef int count = 0, place
+    cdef int count = 0, index
     cdef ssize_t sent
     try:
         for part in parts:
@@ -56,13 +56,13 @@ def sendmsg(int fd, parts):
         if sent < 0:
             PyErr_SetFromErrno(OSError)
     finally:
-        for place in range(count):
-            PyBuffer_Release(&views[place])
+        for index in range(count):
+            PyBuffer_Release(&views[index])
     return sent
 
 
 def recv_into(int fd, room):
-    """Read what is there into `room`; returns how many bytes, 0 at the end."""
+    """Read available bytes into `room`; returns their number, 0 at the end of the stream."""
     cdef Py_buffer view
     cdef ssize_t received
     PyObject_GetBuffer(room, &view, PyBUF_WRITABLE)

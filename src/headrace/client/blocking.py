@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar
+from typing import Generic, NamedTuple, Self, TypedDict, TypeVar
 
 from headrace.client import tls
 from headrace.client.addresses import USE_ALL_DNS_IPS, bootstrap_endpoints, parse
@@ -39,8 +39,9 @@ from headrace.errors import (
 )
 from headrace.types import TopicPartition
 from headrace.wire.api import api_name
+from headrace.wire.api.metadata import Coordinator as FoundCoordinator
 from headrace.wire.api.metadata import FindCoordinatorRequest, FindCoordinatorResponse
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 POLL_MS_MAX = 1000.0
 UNKNOWN_TOPIC_MS_MAX = 2000.0
@@ -67,6 +68,7 @@ TRY_AGAIN = frozenset(
 )
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
 
 class Role(Enum):
@@ -124,20 +126,21 @@ class ClientSettings:
 
 
 @dataclass(slots=True)
-class Pending:
+class Pending(Generic[R]):
     """A sent request and its response."""
 
     node_id: int
-    response: Response | None = None
+    response: Response[R] | None = None
 
-    def take(self, response: Response) -> None:
+    def take(self, response: Response[R]) -> None:
         self.response = response
 
-    def result(self) -> Any:
+    def result(self) -> R:
         """Return the message, or raise the error."""
         assert self.response is not None
         if self.response.error is not None:
             raise self.response.error
+        assert self.response.message is not None
         return self.response.message
 
 
@@ -184,14 +187,14 @@ class BlockingClient:
 
     def request(
         self,
-        message: Message | Callable[[int], Message],
+        message: RequestMessage[R] | Callable[[int], RequestMessage[R]],
         to: Target = Role.ANY_BROKER,
         *,
         versions: tuple[int, int] | None = None,
-        codes: Callable[[Any], Iterable[int]] = lambda response: (),
+        codes: Callable[[R], Iterable[int]] = lambda response: (),
         api_key: int | None = None,
         timeout_ms: float | None = None,
-    ) -> Any:
+    ) -> R:
         """Return the response to a message, or to the message that a function returns for a version.
 
         `codes` returns the error codes of a response: with one of TRY_AGAIN, the request is retried. At the timeout,
@@ -200,7 +203,7 @@ class BlockingClient:
         key = message.api_key if isinstance(message, Message) else api_key
         assert key is not None
         deadline = self.deadline(timeout_ms)
-        response: Any = None
+        response: R | None = None
         with self._lock:
             for attempt in self._attempts(api_name(key), deadline):
                 try:
@@ -218,13 +221,14 @@ class BlockingClient:
                     self._coordinators.pop(to, None)
                 elif to is Role.CONTROLLER:
                     self.metadata.request_update()
+        assert response is not None  # without a response, _attempts has raised
         return response
 
     def request_leaders(
         self,
         partitions: Iterable[TopicPartition],
-        build: Callable[[list[TopicPartition]], Message],
-        read: Callable[[Any], Iterable[tuple[TopicPartition, int, T]]],
+        build: Callable[[list[TopicPartition]], RequestMessage[R]],
+        read: Callable[[R], Iterable[tuple[TopicPartition, int, T]]],
         *,
         versions: tuple[int, int] | None = None,
         timeout_ms: float | None = None,
@@ -241,7 +245,7 @@ class BlockingClient:
         with self._lock, suppress(TimedOutError) if partial else nullcontext():
             for attempt in self._attempts("the leaders of partitions", deadline):
                 cluster = self.cluster({tp.topic for tp in left}, deadline, fresh=attempt.number > 1)
-                sent: list[Pending] = []
+                sent: list[Pending[R]] = []
                 for node_id, led in self._by_leader(cluster, left).items():
                     try:
                         sent.append(self.begin(node_id, build(led), versions, deadline))
@@ -328,12 +332,12 @@ class BlockingClient:
             return known
         kind, key = coordinator
 
-        def build(version: int) -> Message:
+        def build(version: int) -> FindCoordinatorRequest:
             if version < 4:
                 return FindCoordinatorRequest(key=key, key_type=kind.value)
             return FindCoordinatorRequest(coordinator_keys=[key], key_type=kind.value)
 
-        def node_of(response: FindCoordinatorResponse) -> Any:
+        def node_of(response: FindCoordinatorResponse) -> FindCoordinatorResponse | FoundCoordinator:
             return response.coordinators[0] if response.coordinators else response
 
         low = 0 if kind is CoordinatorKind.GROUP else 1
@@ -350,8 +354,8 @@ class BlockingClient:
             raise BrokerError(f"{what}: {node.error_message or 'not found'}", code=node.error_code)
         if node.node_id not in self.metadata.cluster.brokers:
             self.cluster((), deadline, fresh=True)
-        self._coordinators[coordinator] = int(node.node_id)
-        return int(node.node_id)
+        self._coordinators[coordinator] = node.node_id
+        return node.node_id
 
     # -- sending and waiting -------------------------------------------------------------------
 
@@ -361,18 +365,18 @@ class BlockingClient:
     def begin(
         self,
         node_id: int,
-        message: Message | Callable[[int], Message],
+        message: RequestMessage[R] | Callable[[int], RequestMessage[R]],
         versions: tuple[int, int] | None,
         deadline: float,
         *,
         api_key: int | None = None,
-    ) -> Pending:
+    ) -> Pending[R]:
         """Send to a node, after connecting to it; raises ConnectionFailedError if it is unreachable."""
         while not self.network.is_ready(node_id, now := self.clock.monotonic_ms()):
             if self.network.is_backing_off(node_id, now) or not self.network.knows_node(node_id):
                 raise ConnectionFailedError(str(self.network.last_failure or f"node {node_id} is unreachable"))
             self.poll_until(deadline, f"a connection to node {node_id}")
-        pending = Pending(node_id)
+        pending: Pending[R] = Pending(node_id)
         timeout_ms = self.settings.request_timeout_ms
         if isinstance(message, Message):
             request = Request.of(message, pending.take, timeout_ms, versions)
@@ -383,7 +387,7 @@ class BlockingClient:
         self.network.send(node_id, request, now)
         return pending
 
-    def finish(self, pending: Sequence[Pending], deadline: float) -> None:
+    def finish(self, pending: Sequence[Pending[R]], deadline: float) -> None:
         """Wait until all requests have a response or have failed."""
         while any(request.response is None for request in pending):
             self.poll_until(deadline, "a response")

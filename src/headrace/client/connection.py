@@ -20,14 +20,13 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from headrace import __version__
 from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint
 from headrace.client.prompt_socket import PromptSocket
 from headrace.errors import (
-    AuthenticationError,
     Code,
     ConnectionFailedError,
     HeadraceError,
@@ -35,19 +34,14 @@ from headrace.errors import (
     UnsupportedVersionError,
     error_name,
 )
-from headrace.wire import frames
+from headrace.wire import frames, sasl
 from headrace.wire.api import api_name
 from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
-from headrace.wire.api.sasl import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-)
+from headrace.wire.api.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from headrace.wire.framing import CHUNK_BYTES, FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.sasl import Mechanism
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 RECEIVES_MAX = 16  # Per event, so that other connections are served, too.
 GATHER_MAX = 512  # Buffers in one sendmsg; the system allows 1024.
@@ -58,6 +52,8 @@ REAUTHENTICATE_FROM, REAUTHENTICATE_TO = 0.85, 0.95
 NEVER_MS = float("inf")
 
 _WRONG_LISTENER = "is it the port of a Kafka broker, and does security.protocol match its listener?"
+
+R = TypeVar("R", bound=Message)
 
 
 class State(Enum):
@@ -70,12 +66,12 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Request:
+class Request(Generic[R]):
     """A request to a broker. `build` returns the message in the version that is chosen when it is sent."""
 
     api_key: int
-    build: Callable[[int], Message]
-    on_response: Callable[[Response], None]
+    build: Callable[[int], RequestMessage[R]]
+    on_response: Callable[[Response[R]], None]
     versions: tuple[int, int]  # Lowest and highest that the client supports.
     timeout_ms: float
     expects_response: bool = True
@@ -83,11 +79,11 @@ class Request:
     @classmethod
     def of(
         cls,
-        message: Message,
-        on_response: Callable[[Response], None],
+        message: RequestMessage[R],
+        on_response: Callable[[Response[R]], None],
         timeout_ms: float,
         versions: tuple[int, int] | None = None,
-    ) -> Request:
+    ) -> Request[R]:
         """Return a request whose message does not depend on the version."""
         return cls(
             message.api_key,
@@ -99,13 +95,13 @@ class Request:
 
 
 @dataclass(slots=True)
-class Response:
+class Response(Generic[R]):
     """A response, or the error of a request."""
 
-    request: Request
+    request: Request[R]
     node_id: int
     version: int
-    message: Any = None  # None with acks=0, or with an error.
+    message: R | None = None  # None with acks=0, or with an error.
     error: HeadraceError | None = None
     latency_ms: float = 0.0
 
@@ -118,7 +114,7 @@ class Response:
 class InFlight:
     """A request that was queued on a connection."""
 
-    request: Request
+    request: Request[Any]
     correlation_id: int
     version: int
     sent_ms: float
@@ -272,32 +268,15 @@ class Connection:
             response.finalized_features_epoch,
         )
         if self.settings.mechanism_factory is not None:
-            yield from self._authenticate(self.settings.mechanism_factory(self.endpoint.host), now)
+            yield from self._authenticate(self.settings.mechanism_factory(str(self.endpoint)), now)
 
     def _authenticate(self, mechanism: Mechanism, now: float) -> Generator[tuple[Message, int], Message, None]:
         try:
-            handshake_version = self.versions.choose(SaslHandshakeRequest.api_key, (1, 1))
-            version = self.versions.choose(SaslAuthenticateRequest.api_key, (0, 2))
+            self.versions.choose(SaslHandshakeRequest.api_key, (sasl.HANDSHAKE_VERSION, sasl.HANDSHAKE_VERSION))
+            version = self.versions.choose(SaslAuthenticateRequest.api_key, sasl.AUTHENTICATE_VERSIONS)
         except UnsupportedVersionError as error:
             raise mechanism.failure(f"the broker does not support the SASL protocol ({error})") from None
-        response = yield SaslHandshakeRequest(mechanism=mechanism.name), handshake_version
-        assert isinstance(response, SaslHandshakeResponse)
-        if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
-            raise mechanism.not_offered(response.mechanisms)
-        if response.error_code:
-            raise AuthenticationError(
-                f"{self.endpoint} does not use SASL on this port ({error_name(response.error_code)}): set "
-                f"security.protocol to PLAINTEXT or SSL, or use the port of a SASL listener"
-            )
-        token: bytes | None = mechanism.first()
-        lifetime_ms = 0
-        while token is not None:
-            response = yield SaslAuthenticateRequest(auth_bytes=token), version
-            assert isinstance(response, SaslAuthenticateResponse)
-            if response.error_code:
-                raise mechanism.failure(response.error_message or error_name(response.error_code))
-            lifetime_ms = response.session_lifetime_ms
-            token = mechanism.step(response.auth_bytes)
+        lifetime_ms = yield from sasl.authenticate(mechanism, version)
         # Counted from before the exchange, to be on the safe side.
         share = random.uniform(REAUTHENTICATE_FROM, REAUTHENTICATE_TO)
         self.reauthenticate_at_ms = now + lifetime_ms * share if lifetime_ms > 0 else NEVER_MS
@@ -309,7 +288,7 @@ class Connection:
         self.state = State.REAUTHENTICATING
         self.set_up_since_ms = now
         self.reauthenticate_at_ms = NEVER_MS
-        self._steps = self._authenticate(self.settings.mechanism_factory(self.endpoint.host), now)
+        self._steps = self._authenticate(self.settings.mechanism_factory(str(self.endpoint)), now)
         self._next_step(None)
 
     def _next_step(self, response: Message | None) -> None:
@@ -339,7 +318,7 @@ class Connection:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def send(self, request: Request, now: float) -> InFlight:
+    def send(self, request: Request[Any], now: float) -> InFlight:
         """Choose a version, encode and queue a request, for `flush`. If it raises, the connection is unchanged."""
         version = self.versions.choose(request.api_key, request.versions)
         correlation_id = self._next_id()

@@ -1,12 +1,10 @@
 """SASL credentials: a user name and password, or a token provider.
 
-options → SaslSettings (checked) → mechanism(host) for each connection: see wire/sasl.py
-sasl.jaas.config → jaas_options → user name and password
+options → SaslSettings (checked) → mechanism(host) for each connection → wire/sasl.py
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -95,23 +93,3 @@ class TokenCache:
             self._token = token
             self._refresh_at_ms = now + (token.lifetime_ms - now) * REFRESH_WINDOW_FACTOR
         return token
-
-
-_JAAS_ENTRY = re.compile(r"\s*[\w.$]+\s+(?:required|requisite|sufficient|optional)\b(.*?);?\s*", re.DOTALL | re.I)
-_JAAS_OPTION = re.compile(r'\s+([\w.\-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.DOTALL)
-
-
-def jaas_options(text: str) -> dict[str, str]:
-    """Return the options of a `sasl.jaas.config`: `…LoginModule required username="u" password="p";`."""
-    entry = _JAAS_ENTRY.fullmatch(text)
-    rest = entry[1] if entry else text
-    options: dict[str, str] = {}
-    while rest.strip() or entry is None:
-        option = _JAAS_OPTION.match(rest) if entry else None
-        if option is None:
-            # The text has secrets: it must not be in the message.
-            raise ConfigError('sasl.jaas.config: expected `<login module> required name="value" …;`')
-        name, quoted, bare = option.groups()
-        options[name] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-        rest = rest[option.end() :]
-    return options

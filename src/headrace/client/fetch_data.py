@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from headrace.errors import CorruptBatchError, MalformedError, WireError
 from headrace.types import TopicPartition
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.fetch import AbortedTransaction
 from headrace.wire.columns import OFFSET_MAX
 from headrace.wire.layout import LENGTH_OFFSET, MAGIC_OFFSET, PREFIX_BYTES, Header, Record
@@ -47,7 +47,7 @@ def read_all(data: Buffer) -> Iterator[RecordBatch]:
         stop = _end_of_messages(view, pos)
         if stop == pos:
             return
-        yield from _as_batches(legacy.decode(view[pos:stop], mixed_magic=True))
+        yield from _as_batches(message_sets.decode(view[pos:stop], mixed_magic=True))
         pos = stop
 
 

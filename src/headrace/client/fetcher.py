@@ -49,7 +49,7 @@ OutOfRange = Literal["error", "earliest", "latest"]
 class _Fetch(NamedTuple):
     """A fetch in flight."""
 
-    pending: Pending
+    pending: Pending[FetchResponse]
     positions: dict[TopicPartition, tuple[PartitionReader, int]]
     names: dict[bytes | None, str]
     """Topics by id: from version 13 on, responses have no names."""
@@ -337,7 +337,7 @@ class Fetcher:
                 for topic, numbers in by_topic(by_name).items()
             ],
         )
-        pending = Pending(node_id)
+        pending: Pending[FetchResponse] = Pending(node_id)
         for state in states:
             state.in_flight = True
         positions = {state.name: (state, state.position) for state in states}
@@ -357,7 +357,7 @@ class Fetcher:
                 state.in_flight = False
             now = self._clock.monotonic_ms()
             try:
-                response: FetchResponse = pending.result()
+                response = pending.result()
             except ConnectionFailedError:
                 self._client.metadata.request_update()
                 continue

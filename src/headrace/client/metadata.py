@@ -330,9 +330,9 @@ class Metadata:
         if epoch <= old.leader_epoch:
             return
         partitions = list(info.partitions)
-        partitions[partition] = old._replace(leader=leader, leader_epoch=epoch)
-        topics = {**self.cluster.topics, topic: info._replace(partitions=tuple(partitions))}
-        self.cluster = replace(self.cluster, topics=topics)
+        partitions[partition] = PartitionInfo(partition, leader, epoch, old.replicas, old.isr)
+        changed = TopicInfo(topic, info.topic_id, tuple(partitions), info.internal)
+        self.cluster = replace(self.cluster, topics={**self.cluster.topics, topic: changed})
 
     def add_broker(self, node_id: int, endpoint: Endpoint) -> None:
         """Add a broker that joined after the last update."""
@@ -467,12 +467,12 @@ class MetadataUpdater:
             now,
         )
 
-    def _on_response(self, response: Response) -> None:
+    def _on_response(self, response: Response[MetadataResponse]) -> None:
         self._in_flight = False
-        if response.error is not None:
+        message = response.message
+        if message is None:
             self.metadata.fail(response.error, fatal=isinstance(response.error, UnsupportedVersionError))
             return
-        message: MetadataResponse = response.message
         if not message.brokers:
             self._log.warning("node %d returned no brokers: trying another node", response.node_id)
             self.metadata.fail()

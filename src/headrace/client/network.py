@@ -14,7 +14,7 @@ import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.clock import Clock
@@ -27,6 +27,7 @@ from headrace.errors import (
     WireError,
 )
 from headrace.wire import frames
+from headrace.wire.api import ApiKey
 from headrace.wire.primitives import Buffer
 
 POLL_MS_MAX = 60_000.0
@@ -35,9 +36,33 @@ CONNECTING_MS_MAX = 1000.0
 
 # By API key: from this version on the client does the throttling (KIP-219); before, the broker delayed its response.
 # APIs that are not listed are newer.
-THROTTLED_BY_CLIENT = {
-    **{0: 6, 1: 8, 2: 3, 3: 6, 8: 4, 9: 4, 10: 2, 11: 3, 12: 2, 13: 2, 14: 2, 15: 2, 16: 2, 18: 2, 19: 3, 20: 2},
-    **{21: 1, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1, 32: 2, 33: 1, 37: 1, 42: 1},
+THROTTLED_BY_CLIENT: dict[int, int] = {
+    ApiKey.PRODUCE: 6,
+    ApiKey.FETCH: 8,
+    ApiKey.LIST_OFFSETS: 3,
+    ApiKey.METADATA: 6,
+    ApiKey.OFFSET_COMMIT: 4,
+    ApiKey.OFFSET_FETCH: 4,
+    ApiKey.FIND_COORDINATOR: 2,
+    ApiKey.JOIN_GROUP: 3,
+    ApiKey.HEARTBEAT: 2,
+    ApiKey.LEAVE_GROUP: 2,
+    ApiKey.SYNC_GROUP: 2,
+    ApiKey.DESCRIBE_GROUPS: 2,
+    ApiKey.LIST_GROUPS: 2,
+    ApiKey.API_VERSIONS: 2,
+    ApiKey.CREATE_TOPICS: 3,
+    ApiKey.DELETE_TOPICS: 2,
+    ApiKey.DELETE_RECORDS: 1,
+    ApiKey.INIT_PRODUCER_ID: 1,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 1,
+    ApiKey.ADD_OFFSETS_TO_TXN: 1,
+    ApiKey.END_TXN: 1,
+    ApiKey.TXN_OFFSET_COMMIT: 1,
+    ApiKey.DESCRIBE_CONFIGS: 2,
+    ApiKey.ALTER_CONFIGS: 1,
+    ApiKey.CREATE_PARTITIONS: 1,
+    ApiKey.DELETE_GROUPS: 1,
 }
 
 
@@ -98,7 +123,7 @@ class NetworkClient:
         self._selector = selector or selectors.DefaultSelector()
         self._connections: dict[int, Connection] = {}
         self._nodes: dict[int, _NodeState] = {}
-        self._local: list[Response] = []  # Failures before anything was sent.
+        self._local: list[Response[Any]] = []  # Failures before anything was sent.
         self._features: tuple[int, dict[str, int]] = (-1, {})  # Epoch and levels of finalized features.
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -216,7 +241,7 @@ class NetworkClient:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def send(self, node_id: int, request: Request, now: float) -> None:
+    def send(self, node_id: int, request: Request[Any], now: float) -> None:
         """Send to a node that `is_ready`. A request that the broker does not support fails in the next `poll`."""
         connection = self._connections[node_id]
         try:
@@ -348,7 +373,7 @@ class NetworkClient:
             self._observer.response_received(connection.node_id, len(frame), response.latency_ms, throttle_ms)
         self._deliver(response)
 
-    def _deliver(self, response: Response) -> None:
+    def _deliver(self, response: Response[Any]) -> None:
         """Call a response handler; an exception affects neither other handlers nor the loop."""
         try:
             response.request.on_response(response)

@@ -2,13 +2,13 @@
 
 option.py        Option, its checks, Secret
 resolved.py      Options → Config
-properties.py    `.properties` files
+properties.py    `.properties` files, JAAS entries
 openssl.py       `ssl.*` options for OpenSSL
 option_types.py  the options as TypedDicts, for type checkers (generated)
 """
 
 from headrace.config.option import INT_MAX, LONG_MAX, Between, Check, Importance, Kind, NotEmpty, OneOf, Option, Secret
-from headrace.config.properties import parse_properties, read_properties
+from headrace.config.properties import jaas_options, parse_properties, read_properties
 from headrace.config.resolved import Config, Layer, Log, Options, Origin
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Options",
     "Origin",
     "Secret",
+    "jaas_options",
     "parse_properties",
     "read_properties",
 ]

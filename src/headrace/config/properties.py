@@ -1,4 +1,4 @@
-"""Java's `.properties` format."""
+"""Java's text formats of options: `.properties` files, and JAAS entries (sasl.jaas.config)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ _ESCAPE = re.compile(r"\\(u(?P<code>.{0,4})|(?P<plain>.)|$)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 # A key ends at the first separator that is not escaped: blanks, with at most one `=` or `:`.
 _ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL)
+
+_JAAS_ENTRY = re.compile(r"\s*[\w.$]+\s+(?:required|requisite|sufficient|optional)\b(.*?);?\s*", re.DOTALL | re.I)
+_JAAS_OPTION = re.compile(r'\s+([^\s="]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.DOTALL)
 
 
 def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -76,3 +79,19 @@ def _character(escape: re.Match[str]) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f]{4}", code):
         raise ValueError(f"\\u must be followed by four hexadecimal digits, got {code!r}")
     return chr(int(code, 16))
+
+
+def jaas_options(text: str) -> dict[str, str]:
+    """Return the options of a JAAS entry: `<login module> required username="u" password="p";`."""
+    entry = _JAAS_ENTRY.fullmatch(text)
+    rest = entry[1] if entry else text
+    options: dict[str, str] = {}
+    while entry is None or rest.strip():
+        option = _JAAS_OPTION.match(rest) if entry else None
+        if option is None:
+            # The text contains secrets: the message must not quote it.
+            raise ConfigError('invalid sasl.jaas.config: expected `<login module> required name="value" …;`')
+        name, quoted, bare = option.groups()
+        options[name] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        rest = rest[option.end() :]
+    return options

@@ -41,7 +41,7 @@ from headrace.producer.serializers import (
     StrSerializer,
 )
 from headrace.types import TopicPartition
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.api.produce import PartitionProduceData, ProduceResponse, TopicProduceData
 
 log = logging.getLogger("headrace")
@@ -273,7 +273,7 @@ class DefaultEventHandler:
         magic, codec_of = self._settings.magic, self._settings.codec_of
         topics: dict[str, list[PartitionProduceData]] = {}
         for (topic, partition), messages in by_partition.items():
-            data = legacy.encode_columns(
+            data = message_sets.encode_columns(
                 messages.keys, messages.values, magic=magic, codec=codec_of(topic), timestamp=timestamp_ms
             )
             topics.setdefault(topic, []).append(PartitionProduceData(partition_index=partition, records=data))

@@ -20,7 +20,7 @@ from headrace.client.metadata import Cluster
 from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError, UnsupportedVersionError
 from headrace.producer._send import RecordFuture, run_callbacks
 from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, Delivery, RecordMetadata
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire import records as wire_records
 from headrace.wire.api.produce import (
     PartitionProduceData,
@@ -117,7 +117,7 @@ class ProducerBatch(OpenBatch):
         """Return the bytes to send. They are encoded once for a producer state."""
         if self.sealed is None:
             self._compression = codec, level
-            writer = wire_records.Producer(
+            writer = wire_records.BatchProducer(
                 self.producer_id, self.producer_epoch, self.base_sequence, self.is_transactional
             )
             self.sealed = wire_records.seal(self, codec=codec, level=level, producer=writer)
@@ -133,7 +133,7 @@ class ProducerBatch(OpenBatch):
                 f"Produce up to v{produce_version}"
             )
         codec, level = self._compression
-        return legacy.encode(rows, magic=1 if produce_version == 2 else 0, codec=codec, level=level)
+        return message_sets.encode(rows, magic=1 if produce_version == 2 else 0, codec=codec, level=level)
 
     def _rows(self) -> list[Record]:
         return kernel.decode_records(

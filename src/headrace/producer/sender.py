@@ -38,7 +38,7 @@ from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProduceBatches, ProducerBatch
 from headrace.producer.transaction_requests import FindCoordinator, TransactionRequest
 from headrace.producer.transactions import TransactionManager
-from headrace.wire.api.produce import NodeEndpoint, PartitionProduceResponse, ProduceRequest
+from headrace.wire.api.produce import NodeEndpoint, PartitionProduceResponse, ProduceRequest, ProduceResponse
 
 _CLOSED = "the producer was closed before the record was acknowledged"
 IDLE_MS = 60_000.0
@@ -278,7 +278,7 @@ class Sender:
             return max(1.0, delay)
         transactions.request_in_flight = request
 
-        def on_response(response: Response) -> None:
+        def on_response(response: Response[Any]) -> None:
             request.on_response(response, self._clock.monotonic_ms(), self._retry_backoff_ms)
 
         self._client.send(
@@ -367,7 +367,7 @@ class Sender:
 
     # -- responses -----------------------------------------------------------------------------
 
-    def _on_produced(self, response: Response, sent: ProduceBatches) -> None:
+    def _on_produced(self, response: Response[ProduceResponse], sent: ProduceBatches) -> None:
         now = self._clock.monotonic_ms()
         for batch in sent.batches:
             batch.in_flight = False

@@ -39,7 +39,7 @@ from headrace.wire.api.transactions import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
-from headrace.wire.schema import Message
+from headrace.wire.schema import RequestMessage
 
 if TYPE_CHECKING:
     from headrace.producer.transactions import TransactionManager
@@ -125,7 +125,7 @@ class TransactionRequest:
     def allowed_versions(self) -> tuple[int, int]:
         return self.versions
 
-    def build(self, version: int) -> Message:
+    def build(self, version: int) -> RequestMessage[Any]:
         raise NotImplementedError
 
     def handle(self, response: Any) -> None:
@@ -134,7 +134,7 @@ class TransactionRequest:
 
     # -- results -------------------------------------------------------------------------------
 
-    def on_response(self, response: Response, now: float, backoff_ms: Callable[[int], float]) -> None:
+    def on_response(self, response: Response[Any], now: float, backoff_ms: Callable[[int], float]) -> None:
         """Called once for every attempt, on the I/O thread."""
         self._now, self._backoff_ms = now, backoff_ms
         manager = self.manager
@@ -232,7 +232,7 @@ class FindCoordinator(TransactionRequest):
     def coordinator(self) -> None:
         return None
 
-    def build(self, version: int) -> Message:
+    def build(self, version: int) -> RequestMessage[Any]:
         kind, key = self._key
         key_type = 1 if kind == "transaction" else 0
         if version >= 4:
@@ -266,7 +266,7 @@ class InitProducerId(TransactionRequest):
     def allowed_versions(self) -> tuple[int, int]:
         return (3, 5) if self._current.is_valid else self.versions  # a bump needs v3
 
-    def build(self, version: int) -> Message:
+    def build(self, version: int) -> RequestMessage[Any]:
         self.manager.can_bump_epoch = version >= 3
         request = InitProducerIdRequest(
             transactional_id=self.manager.transactional_id,
@@ -306,7 +306,7 @@ class AddPartitions(TransactionRequest):
         super().__init__(manager, None)
         self.partitions = partitions
 
-    def build(self, version: int) -> Message:
+    def build(self, version: int) -> RequestMessage[Any]:
         topics: defaultdict[str, list[int]] = defaultdict(list)
         for topic, partition in sorted(self.partitions):
             topics[topic].append(partition)
@@ -364,7 +364,7 @@ class AddOffsets(TransactionRequest):
         self._offsets = offsets
         self._group = group
 
-    def build(self, version: int) -> Message:
+    def build(self, version: int) -> RequestMessage[Any]:
         return AddOffsetsToTxnRequest(
             transactional_id=self.manager.transactional_id or "",
             producer_id=self.manager.producer.producer_id,
@@ -415,7 +415,7 @@ class CommitOffsets(TransactionRequest):
             return (5, 5)
         return (3, 4) if self.group.generation_id >= 0 or self.group.member_id else (0, 4)
 
-    def build(self, version: int) -> Message:
+    def build(self, version: int) -> RequestMessage[Any]:
         topics: defaultdict[str, list[TxnOffsetCommitRequestPartition]] = defaultdict(list)
         for (topic, partition), value in self._offsets.items():
             offset, metadata = value if isinstance(value, tuple) else (value, "")
@@ -470,7 +470,7 @@ class EndTransaction(TransactionRequest):
         # From v5 on, the response has a new epoch (transactions v2).
         return (0, 5) if self.manager.v2_enabled else (0, 4)
 
-    def build(self, version: int) -> Message:
+    def build(self, version: int) -> RequestMessage[Any]:
         return EndTxnRequest(
             transactional_id=self.manager.transactional_id or "",
             producer_id=self.manager.producer.producer_id,

@@ -131,7 +131,7 @@ def _check_may_write(client: BlockingClient, topics: Iterable[str]) -> None:
     for topic in response.topics:
         operations = topic.topic_authorized_operations
         if operations != _OPERATIONS_UNKNOWN and not operations & _WRITE_BIT:
-            raise _not_authorized([topic.name])
+            raise _not_authorized([topic.name or ""])
 
 
 def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskTimes]:

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any
 
 from headrace.client.admin import AdminClient, ClusterDescription, TopicDescription, TopicPartition
-from headrace.client.facts.topics import configs_of, described, sizes_of
 from headrace.client.metadata import NO_LEADER
 from headrace.client.offsets import LATEST, Isolation
+from headrace.client.queries.topics import describe_topic, partition_sizes, topic_configs
 from headrace.errors import HeadraceError, IllegalStateError
 from headrace.ui.broker_control import BrokerControl
 from headrace.ui.collector import Collector, Feed, Rate
@@ -171,7 +171,7 @@ class Traffic:
     def _fetch_sizes(self, admin: AdminClient) -> LogSizes:
         topology = self._topology.value
         leaders = {} if topology is None else topology.leaders
-        sizes = sizes_of(admin, leaders) if leaders else {}
+        sizes = partition_sizes(admin, leaders) if leaders else {}
         self.stored_bytes.sample(time.time(), sizes)
         return LogSizes(sizes, _by_topic(sizes), sum(sizes.values()))
 
@@ -222,7 +222,7 @@ class TopicFetcher:
 
     def fetch(self, admin: AdminClient) -> TopicSnapshot:
         try:
-            facts = described(admin, self._name)
+            facts = describe_topic(admin, self._name)
         except HeadraceError:
             self._records_in.sample(time.time(), None)
             raise
@@ -248,5 +248,5 @@ def topic_feed(collector: Collector, name: str) -> Feed[TopicSnapshot]:
 def configs_feed(collector: Collector, name: str) -> Feed[list[dict[str, Any]]]:
     """Return the feed of a topic's configuration."""
     return collector.feed(
-        f"configs of topic {name}", lambda admin: configs_of(admin, name), every_s=CONFIGS_EVERY_SECONDS
+        f"configs of topic {name}", lambda admin: topic_configs(admin, name), every_s=CONFIGS_EVERY_SECONDS
     )

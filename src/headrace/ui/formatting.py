@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from headrace.client.facts import times
+from headrace.client import text_formats
 
 UNKNOWN = "–"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -56,7 +56,7 @@ def size_rate(bytes_per_second: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """850 ms, 12.3 s, 4 m 10 s, 3 h 5 m, 2 d 4 h"""
-    return UNKNOWN if seconds is None else times.duration(seconds)
+    return UNKNOWN if seconds is None else text_formats.format_duration(seconds)
 
 
 def milliseconds(ms: float | None) -> str:

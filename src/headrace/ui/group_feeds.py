@@ -1,6 +1,6 @@
 """Feeds of consumer groups: all groups by name; members, lag and its history for the groups that pages show.
 
-groups that pages show ─► one query for all of them ─► GroupFacts or an error for each
+groups that pages show ─► one query for all of them ─► GroupOverview or an error for each
                                                    └► lag of the last 15 minutes
 """
 
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.client.admin import AdminClient, GroupListing
-from headrace.client.facts.groups import GroupFacts, add_bounds, add_committed, with_members
-from headrace.client.facts.lag_times import LagTimes
+from headrace.client.queries.groups import GroupOverview, LagTimes, add_bounds, add_committed, group_with_members
 from headrace.errors import BrokerError
 from headrace.ui.collector import Collector, Feed, Series
 
@@ -32,7 +31,7 @@ STEADY_PER_SECOND = 0.05
 class GroupSnapshot(NamedTuple):
     """A group at one moment, or why it could not be queried."""
 
-    facts: GroupFacts | None
+    facts: GroupOverview | None
     problem: str | None = None
 
 
@@ -100,7 +99,7 @@ class GroupFeeds:
         snapshots: dict[str, GroupSnapshot] = {}
         for name in names:
             try:
-                facts = with_members(admin, name, listed.get(name))
+                facts = group_with_members(admin, name, listed.get(name))
                 if facts is not None:
                     add_committed(admin, facts)
                 snapshots[name] = GroupSnapshot(facts)
@@ -112,7 +111,7 @@ class GroupFeeds:
         self._record(groups)
         return snapshots
 
-    def _record(self, groups: Iterable[GroupFacts]) -> None:
+    def _record(self, groups: Iterable[GroupOverview]) -> None:
         now = time.time()
         for facts in groups:
             history = self.history(facts.name)

@@ -20,10 +20,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from headrace.client.admin import AdminClient, TopicPartition
-from headrace.client.facts.filters import Matches
 from headrace.client.fetch_data import FetchedRecord
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import Isolation
+from headrace.client.text_formats import RecordFilter
 from headrace.errors import BrokerError, Code, ConfigError
 
 ROWS_MAX = 50
@@ -66,7 +66,7 @@ class ReadRequest:
     """The offset, or the time in milliseconds since 1970."""
     partition: int | None = None
     """None for all partitions."""
-    matches: Sequence[Matches] = ()
+    matches: Sequence[RecordFilter] = ()
     isolation: Isolation = Isolation.READ_COMMITTED
 
 

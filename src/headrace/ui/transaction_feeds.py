@@ -18,13 +18,14 @@ from headrace.client.admin import (
     TransactionListing,
 )
 from headrace.client.admin.transactions import TRANSACTION_MS_MAX, UNDER_WAY
-from headrace.client.facts.history import History, history_of
-from headrace.client.facts.transactions import (
-    HeldBack,
-    OpenPart,
-    described,
-    held_back,
-    open_parts_of_all,
+from headrace.client.queries.transactions import (
+    BlockedPartition,
+    TransactionHistory,
+    TransactionPartition,
+    blocked_partitions,
+    describe_transaction,
+    open_partitions,
+    transaction_history,
 )
 from headrace.ui.cluster_feeds import EndOffsets
 from headrace.ui.collector import Collector, Feed
@@ -43,12 +44,12 @@ class OpenTransaction:
     """An open transaction and its partitions."""
 
     description: TransactionDescription
-    parts: tuple[OpenPart, ...]
+    parts: tuple[TransactionPartition, ...]
 
     @property
     def beyond_lso(self) -> int:
         """Number of records that read_committed consumers cannot read because of it."""
-        return sum(part.holds_back for part in self.parts)
+        return sum(part.blocked_count for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class StalledPartitions:
 
     partition_count: int
     """Number of partitions checked."""
-    beyond_lso: Mapping[TopicPartition, HeldBack]
+    beyond_lso: Mapping[TopicPartition, BlockedPartition]
     hanging: tuple[HangingTransaction, ...]
 
     @property
@@ -81,7 +82,7 @@ class TransactionDetail:
     """One transactional id; `transaction` is None if the id is unknown."""
 
     transaction: OpenTransaction | None
-    history: History
+    history: TransactionHistory
 
 
 class TransactionFeeds:
@@ -107,19 +108,19 @@ class TransactionFeeds:
     def _fetch_stalled(self, admin: AdminClient) -> StalledPartitions:
         last_ends = self._ends.get()
         ends = {} if last_ends is None else last_ends.offsets
-        held = held_back(admin, ends, ends)
-        hanging = admin.find_hanging_transactions(held, older_than_ms=HANGING_MS) if held else []
-        return StalledPartitions(len(ends), held, tuple(hanging))
+        blocked = blocked_partitions(admin, ends, ends)
+        hanging = admin.find_hanging_transactions(blocked, older_than_ms=HANGING_MS) if blocked else []
+        return StalledPartitions(len(ends), blocked, tuple(hanging))
 
 
 def _fetch_all(admin: AdminClient) -> TransactionList:
     listings = admin.list_transactions()
     open_ids = [listing.transactional_id for listing in listings if listing.state in UNDER_WAY]
-    descriptions = [described(admin, transactional_id) for transactional_id in open_ids[:OPEN_MAX]]
+    descriptions = [describe_transaction(admin, transactional_id) for transactional_id in open_ids[:OPEN_MAX]]
     still_open = [
         description for description in descriptions if description is not None and description.state in UNDER_WAY
     ]
-    parts = open_parts_of_all(admin, still_open)
+    parts = open_partitions(admin, still_open)
     return TransactionList(
         tuple(listings),
         {
@@ -131,13 +132,13 @@ def _fetch_all(admin: AdminClient) -> TransactionList:
 
 
 def _fetch_detail(admin: AdminClient, transactional_id: str) -> TransactionDetail:
-    description = described(admin, transactional_id)
+    description = describe_transaction(admin, transactional_id)
     transaction = None
     if description is not None:
         is_open = description.state in UNDER_WAY
-        parts = open_parts_of_all(admin, [description])[transactional_id] if is_open else []
+        parts = open_partitions(admin, [description])[transactional_id] if is_open else []
         transaction = OpenTransaction(description, tuple(parts))
-    return TransactionDetail(transaction, history_of(admin, transactional_id))
+    return TransactionDetail(transaction, transaction_history(admin, transactional_id))
 
 
 def age_seconds(transaction: HangingTransaction) -> float:

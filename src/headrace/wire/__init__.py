@@ -1,14 +1,18 @@
-"""Bytes to objects and back: Kafka's messages, record batches and the older message sets.
+"""Encoding and decoding of Kafka's messages, record batches and the older message sets.
 
-Nothing in here knows a socket, a thread or a clock.
+Nothing here uses sockets, threads or clocks.
 
-    schema.py      declares a message once for all its versions
-    api/           the messages, a file for each API key
-    framing.py     bytes of a peer to frames
-    frames.py      size prefix and headers around a message
-    records.py     record batch v2: appended one by one, from Arrow, to records, to Arrow
-    legacy.py      message sets, magic 0 and 1
-    compression.py the four codecs, as Kafka frames them
-    sasl.py        who we are: PLAIN, SCRAM, OAUTHBEARER as state machines
-    kernel.py      picks the compiled kernel or the Python reference
+    schema.py           declares a message once for all its versions
+    api/                the messages, and the API keys
+    internal_topics.py  records and partitions of __transaction_state
+    framing.py          received bytes → frames
+    frames.py           size prefix and headers around a message
+    layout.py           types that the kernels and their callers share
+    records.py          record batches (magic 2), record by record
+    columns.py          record batches from and to Arrow columns
+    legacy.py           message sets (magic 0 and 1)
+    compression.py      the four codecs, in Kafka's framing
+    sasl.py             the client side of PLAIN, SCRAM and OAUTHBEARER
+    kernel.py           selects the compiled kernel (_kernel) or the Python reference (_reference)
+    primitives.py       varints
 """

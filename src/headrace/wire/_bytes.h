@@ -1,4 +1,4 @@
-/* Big-endian integers and varints at a pointer. Nothing here checks bounds: callers do. */
+/* Big-endian integers and varints at a pointer. Callers check the bounds. */
 #ifndef HEADRACE_BYTES_H
 #define HEADRACE_BYTES_H
 
@@ -30,7 +30,7 @@ static inline uint8_t *hr_put_uvarint(uint8_t *p, uint64_t v) {
 
 static inline uint8_t *hr_put_varint(uint8_t *p, int64_t v) { return hr_put_uvarint(p, hr_zigzag(v)); }
 
-/* The position after the varint, or NULL if it is cut off, too long or too large for `bits`. */
+/* Returns the position after the varint, or NULL if it is truncated, too long or too large for `bits`. */
 static inline const uint8_t *hr_get_uvarint(const uint8_t *p, const uint8_t *end, int bits, uint64_t *out) {
     if (p < end && *p < 0x80) {
         *out = *p;
@@ -56,7 +56,7 @@ static inline const uint8_t *hr_get_varint(const uint8_t *p, const uint8_t *end,
     return p;
 }
 
-/* As RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
 static inline int hr_is_utf8(const uint8_t *p, int64_t size) {
     const uint8_t *end = p + size;
     while (p < end) {
@@ -73,7 +73,7 @@ static inline int hr_is_utf8(const uint8_t *p, int64_t size) {
     return 1;
 }
 
-/* Kafka's murmur2: seed 0x9747b28c, the whole signed 32 bits. */
+/* Kafka's murmur2: seed 0x9747b28c, all 32 bits, signed. */
 static inline int32_t hr_murmur2(const uint8_t *data, int32_t length) {
     const uint32_t m = 0x5bd1e995u;
     uint32_t h = 0x9747b28cu ^ (uint32_t)length, k;

@@ -1,7 +1,7 @@
-/* CRC32C (Castagnoli), by the CPU's instruction where it has one; and the CRC32 of zlib, which message sets have.
+/* CRC32C (Castagnoli), with the CPU's instruction if it has one; and zlib's CRC32, for message sets.
  *
- * The instruction takes eight bytes a time but three cycles for each, so three streams run side by side
- * and are joined by tables that advance a checksum over STRIDE zero bytes.
+ * The instruction processes eight bytes with a latency of three cycles, so three streams run in parallel and are
+ * combined with tables that advance a checksum over HR_STRIDE zero bytes.
  */
 #ifndef HEADRACE_CRC32C_H
 #define HEADRACE_CRC32C_H
@@ -10,11 +10,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define HR_POLY 0x82f63b78u /* reflected, as the next one */
+#define HR_POLY 0x82f63b78u /* reflected, like the next */
 #define HR_ZLIB_POLY 0xedb88320u
 #define HR_STRIDE 256u
 
-static uint32_t hr_slice[8][256]; /* slicing by eight, where there is no instruction */
+static uint32_t hr_slice[8][256]; /* slicing by eight, without the instruction */
 static uint32_t hr_zlib_slice[8][256];
 static uint32_t hr_shift[4][256]; /* advances over HR_STRIDE zero bytes */
 static int hr_has_instruction;

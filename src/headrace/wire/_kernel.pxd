@@ -24,13 +24,13 @@ cdef class OpenBatch:
     cdef int64_t first_timestamp, highest_timestamp
     cdef int32_t records
     cdef readonly bint closed
-    cdef public list callbacks  # future, callback, future, callback: flat, so that there is nothing for the collector
+    cdef public list callbacks  # future, callback, future, callback: flat, without tuples for the garbage collector
 
     cdef int32_t add(self, int64_t timestamp, Piece *key, Piece *value, headers) except -2
 
 
 cdef inline object named_tuple(object cls, Py_ssize_t size):
-    """Return an instance of a tuple class without items; the caller sets all of them."""
+    """Return a new instance of a tuple class; the caller must set all items."""
     return PyType_GenericAlloc(<PyTypeObject *>cls, size)
 
 

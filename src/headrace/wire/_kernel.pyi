@@ -5,10 +5,10 @@ from headrace.wire._reference import OpenBatch as OpenBatch
 from headrace.wire._reference import check_records as check_records
 from headrace.wire._reference import crc32c as crc32c
 from headrace.wire._reference import cut_batches as cut_batches
-from headrace.wire._reference import decode_messages as decode_messages
+from headrace.wire._reference import decode_message_set as decode_message_set
 from headrace.wire._reference import decode_records as decode_records
 from headrace.wire._reference import encode_columns as encode_columns
-from headrace.wire._reference import encode_messages as encode_messages
+from headrace.wire._reference import encode_message_set as encode_message_set
 from headrace.wire._reference import find_timestamp as find_timestamp
 from headrace.wire._reference import hash_rows as hash_rows
 from headrace.wire._reference import largest_row as largest_row

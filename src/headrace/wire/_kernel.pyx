@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, embedsignature=True
-"""The hot part of the wire, compiled. `_reference` defines what it does; the same tests run on both.
+"""The performance-critical functions of `wire`, compiled. `_reference` is the definition; the same tests run on both.
 
-    _kernel_messages.pxi   messages by their plan
-    _kernel_records.pxi    records one by one: an open batch, decoding to objects
-    _kernel_batches.pxi    batches one after the other, as they lie in a log
-    _kernel_columns.pxi    records in Arrow columns, both ways
-    _kernel_old.pxi        messages of magic 0 and 1
+    _kernel_messages.pxi      messages by their plan
+    _kernel_records.pxi       record by record encoding and decoding of batches
+    _kernel_batches.pxi       consecutive batches, as in a log segment
+    _kernel_columns.pxi       batches from and to Arrow columns
+    _kernel_message_sets.pxi  messages of magic 0 and 1
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -20,8 +20,8 @@ from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_
 from libc.string cimport memcpy, memset
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError
-from headrace.wire._reference.old_messages import decode_messages as _decode_messages_slowly
-from headrace.wire.layout import BatchHeader, EncodedBatch, OldMessage, Record
+from headrace.wire._reference.message_sets import decode_message_set as _decode_message_set_in_python
+from headrace.wire.layout import BatchHeader, EncodedBatch, LegacyMessage, Record
 
 cdef extern from "_crc32c.h" nogil:
     void hr_crc_init()
@@ -55,13 +55,13 @@ cdef extern from "Python.h":
 
 cdef enum:
     HEADER_BYTES = 61
-    GIL_KEPT_BYTES = 1048576  # releasing and taking the GIL again costs more than a checksum of this size
+    GIL_KEPT_BYTES = 1048576  # releasing and acquiring the GIL costs more than a checksum of this size
 
 hr_crc_init()
 
 
 cdef class _View:
-    """A read-only look at any buffer, released with the object."""
+    """A read-only view of a buffer, released with the object."""
 
     cdef Py_buffer buffer
     cdef bint held
@@ -80,7 +80,7 @@ cdef class _View:
 
 
 def crc32c(data, uint32_t value=0):
-    """The CRC32C of `data`, going on from `value`."""
+    """Return the CRC32C of `data`, continued from `value`."""
     cdef _View view = _View(data)
     if view.size < GIL_KEPT_BYTES:
         return hr_crc32c(value, view.data, view.size)
@@ -90,7 +90,7 @@ def crc32c(data, uint32_t value=0):
 
 
 def murmur2(data):
-    """Kafka's hash of a key, as a signed 32-bit integer."""
+    """Return Kafka's hash of a key, as a signed 32-bit integer."""
     cdef _View view = _View(data)
     return hr_murmur2(view.data, <int32_t>view.size)
 
@@ -99,4 +99,4 @@ include "_kernel_messages.pxi"
 include "_kernel_records.pxi"
 include "_kernel_batches.pxi"
 include "_kernel_columns.pxi"
-include "_kernel_old.pxi"
+include "_kernel_message_sets.pxi"

@@ -1,24 +1,24 @@
-# Batches one after the other, as they lie in a log.
+# Consecutive record batches, as in a log segment.
 
 cdef enum:
-    BATCH_BYTES_MIN = 49  # what the length of an empty batch says
+    BATCH_LENGTH_MIN = 49  # the length field of an empty batch
 
 
 def cut_batches(data, int64_t offset, int64_t end_offset, int64_t bytes_max):
-    """Which whole batches of `data` a read from `offset` up to `end_offset` gets.
+    """Return the complete batches in `data` for a read from `offset` up to `end_offset`.
 
-    The answer is (start, stop, first offset, next offset, needed). Batches that end before `offset` are skipped. The
-    first one that does not is taken whatever its size, more are taken up to `bytes_max` in all. Where that first one
-    is not whole, `needed` says how many bytes from `start` on are; then there is nothing between start and stop.
+    Returns (start, stop, first offset, next offset, needed). Batches that end before `offset` are skipped. The first
+    other batch is always included, further ones up to `bytes_max` in total. If that first batch is incomplete, start
+    and stop are equal, and `needed` is the number of bytes from `start` that it needs.
     """
     cdef _View view = _View(data)
     cdef const uint8_t *p
     cdef Py_ssize_t pos = 0, start = -1
-    cdef int64_t size, base, last, first = -1, following = -1
+    cdef int64_t size, base, last, first_offset = -1, next_offset = -1
     while pos + HEADER_BYTES <= view.size:
         p = view.data + pos
         size = <int64_t><int32_t>hr_get32(p + 8) + 12
-        if size < BATCH_BYTES_MIN + 12:
+        if size < BATCH_LENGTH_MIN + 12:
             raise CorruptBatchError(f"expected a batch of {HEADER_BYTES} bytes or more, got {size} (at {pos})")
         base = <int64_t>hr_get64(p)
         last = base + <int32_t>hr_get32(p + 23)
@@ -30,22 +30,22 @@ def cut_batches(data, int64_t offset, int64_t end_offset, int64_t bytes_max):
                 return pos, pos, -1, -1, 0
             if pos + size > view.size:
                 return pos, pos, -1, -1, size
-            start, first = pos, base
+            start, first_offset = pos, base
         elif last >= end_offset or pos + size - start > bytes_max or pos + size > view.size:
             break
-        following = last + 1
+        next_offset = last + 1
         pos += size
     if start < 0:
         return pos, pos, -1, -1, HEADER_BYTES
-    return start, pos, first, following, 0
+    return start, pos, first_offset, next_offset, 0
 
 
 def scan_batches(data, Py_ssize_t position, int64_t offset_min, Py_ssize_t count_max, bint verify):
-    """The headers of up to `count_max` batches from `position` on, and where and why that ended.
+    """Return (headers, position, problem): the headers of up to `count_max` batches, and the position after them.
 
-    The answer is (headers, position, problem). The first batch must start at `offset_min` or above, each other one
-    above the one before it; `verify` checks the checksums. There is a problem if `position` is not the end and the
-    batch there is none: it is cut short, or damaged.
+    The base offset of each batch must be above the last offset before it, of the first one at least `offset_min`;
+    `verify` checks the checksums. `problem` says why the batch at `position` is invalid or truncated; otherwise it
+    is empty.
     """
     cdef _View view = _View(data)
     cdef list headers = []
@@ -66,18 +66,18 @@ cdef const char *_batch_problem(const uint8_t *p, Py_ssize_t left, int64_t offse
     cdef int64_t size
     cdef uint32_t checksum
     if left < HEADER_BYTES:
-        return b"a header is cut short"
+        return b"a header is truncated"
     size = <int64_t><int32_t>hr_get32(p + 8) + 12
-    if size < BATCH_BYTES_MIN + 12:
+    if size < BATCH_LENGTH_MIN + 12:
         return b"a length is too small"
     if p[16] != 2:
-        return b"a magic is not 2"
+        return b"the magic is not 2"
     if size > left:
-        return b"a batch is cut short"
+        return b"a batch is truncated"
     if <int32_t>hr_get32(p + 23) < 0 or <int32_t>hr_get32(p + 57) < 0:
         return b"a count is negative"
     if <int64_t>hr_get64(p) < offset_min:
-        return b"an offset goes back"
+        return b"an offset is lower than the one before"  # OFFSET_PROBLEM
     if verify:
         if size < GIL_KEPT_BYTES:
             checksum = hr_crc32c(0, p + 21, size - 21)
@@ -85,7 +85,7 @@ cdef const char *_batch_problem(const uint8_t *p, Py_ssize_t left, int64_t offse
             with nogil:
                 checksum = hr_crc32c(0, p + 21, size - 21)
         if checksum != hr_get32(p + 17):
-            return b"a checksum is wrong"
+            return b"a checksum is wrong"  # CHECKSUM_PROBLEM
     return NULL
 
 
@@ -108,10 +108,9 @@ cdef object _batch_header(const uint8_t *p):
 
 
 def scan_records(payload, int32_t record_count):
-    """What a log asks of records, without taking them apart further.
+    """Return (start, end, offset delta, timestamp delta, key, has a value) of each record, for log compaction.
 
-    For each one (start, end, offset delta, timestamp delta, key, whether it has a value): its bytes with the length
-    before them are those from start to end.
+    `start` and `end` are the bounds of the record with its length prefix.
     """
     cdef _View view = _View(payload)
     cdef const uint8_t *at = view.data
@@ -119,39 +118,39 @@ def scan_records(payload, int32_t record_count):
     cdef const uint8_t *start
     cdef const char *expected
     cdef Parsed r
-    cdef list found = []
+    cdef list records = []
     cdef int32_t index
     for index in range(record_count):
-        _take_turns(index)
+        _yield_gil(index)
         start = at
         expected = _parse_record(&at, end, &r)
         if expected is not NULL:
             raise _malformed(expected, at, view)
-        found.append((
+        records.append((
             start - view.data, at - view.data, r.offset_delta, r.timestamp_delta, _piece_bytes(&r.key), r.value.size >= 0
         ))
     if at != end:
         raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
-    return found
+    return records
 
 
 def find_timestamp(payload, int32_t record_count, int64_t timestamp_delta, int64_t offset_delta):
-    """The first record from an offset delta on that has a timestamp delta or a later one: its two deltas, or None."""
+    """Return the deltas of the first record with at least these deltas, as (offset, timestamp); None without one."""
     cdef _View view = _View(payload)
     cdef const uint8_t *at = view.data
     cdef const uint8_t *end = view.data + view.size
     cdef const char *expected = NULL
     cdef Parsed r
     cdef int32_t index
-    cdef bint found = False
+    cdef bint matches = False
     with nogil:
         for index in range(record_count):
             expected = _parse_record(&at, end, &r)
             if expected is not NULL:
                 break
             if r.offset_delta >= offset_delta and r.timestamp_delta >= timestamp_delta:
-                found = True
+                matches = True
                 break
     if expected is not NULL:
         raise _malformed(expected, at, view)
-    return (r.offset_delta, r.timestamp_delta) if found else None
+    return (r.offset_delta, r.timestamp_delta) if matches else None

@@ -1,4 +1,4 @@
-# Records in Arrow columns. Nothing here makes a Python object for a row.
+# Record batches from and to Arrow columns, without a Python object per row.
 
 cdef enum:
     RECORD_OVERHEAD_BYTES_MAX = 36
@@ -7,7 +7,7 @@ cdef enum:
 
 
 cdef class _BytesColumn:
-    """A column of bytes at its pointers."""
+    """Pointers to the buffers of a column of bytes."""
 
     cdef _View validity_view, offsets_view, data_view
     cdef const uint8_t *validity
@@ -43,14 +43,14 @@ cdef class _BytesColumn:
             piece.data = self.data + start
 
     cdef inline int64_t span(self, int64_t row, int64_t end) noexcept nogil:
-        """Bytes of so many rows; what lies behind nulls counts as well."""
+        """Return the data bytes of a range of rows, including those of null rows."""
         if self.offsets is not NULL:
             return self.offsets[end] - self.offsets[row]
         return self.large_offsets[end] - self.large_offsets[row]
 
 
 cdef class _HeadersColumn:
-    """A column of lists of (key, value) at its pointers."""
+    """Pointers to the buffers of a column of lists of (key, value)."""
 
     cdef _View validity_view, offsets_view
     cdef const uint8_t *validity
@@ -72,7 +72,7 @@ cdef class _HeadersColumn:
         return self.validity is not NULL and not _bit(self.validity, self.first + row)
 
     cdef Py_ssize_t size(self, int64_t row) noexcept nogil:
-        """Bytes of count and headers."""
+        """Return the encoded size of a row's header count and headers."""
         cdef int64_t item
         cdef Piece key, value
         cdef Py_ssize_t size
@@ -104,7 +104,7 @@ cdef inline bint _bit(const uint8_t *bits, int64_t index) noexcept nogil:
 
 
 def partition_keys(keys, int64_t row_count, int32_t partition_count):
-    """The partition of each key as int32: `(murmur2 & 0x7fffffff) % partition_count`, and -1 for a null key."""
+    """Return the partition of each key as int32: `(murmur2 & 0x7fffffff) % partition_count`, -1 for a null key."""
     cdef _BytesColumn column = _BytesColumn(keys)
     cdef bytearray result = PyByteArray_FromStringAndSize(NULL, row_count * 4)
     cdef int32_t *out = <int32_t *>PyByteArray_AS_STRING(result)
@@ -121,12 +121,12 @@ def partition_keys(keys, int64_t row_count, int32_t partition_count):
 
 
 def largest_row(keys, values not None, int64_t row_count):
-    """(row, bytes of its key and value) of the first row that has the most; (-1, 0) if there are none."""
+    """Return the first row with the most bytes in key and value, and that number; (-1, 0) if there are no rows."""
     cdef _BytesColumn key_column = None if keys is None else _BytesColumn(keys)
     cdef _BytesColumn value_column = _BytesColumn(values)
     cdef bint has_keys = key_column is not None
-    cdef int64_t row, found = -1
-    cdef Py_ssize_t size, most = -1
+    cdef int64_t row, largest = -1
+    cdef Py_ssize_t size, size_max = -1
     cdef Piece piece
     with nogil:
         for row in range(row_count):
@@ -135,15 +135,15 @@ def largest_row(keys, values not None, int64_t row_count):
             if has_keys:
                 key_column.at(row, &piece)
                 size += piece.size if piece.size > 0 else 0
-            if size > most:
-                found, most = row, size
-    return found, max(most, 0)
+            if size > size_max:
+                largest, size_max = row, size
+    return largest, max(size_max, 0)
 
 
 def hash_rows(bytes topic not None, keys, values not None, headers, int64_t row_count):
-    """The sum, modulo 2^64, of a hash of each row over topic, key, value and headers. The order of rows is no matter.
+    """Return the sum, modulo 2^64, of the hashes of all rows over topic, key, value and headers, in any order.
 
-    A row without headers is the same as one whose headers are null.
+    A row without headers equals one with null headers.
     """
     cdef _BytesColumn key_column = None if keys is None else _BytesColumn(keys)
     cdef _BytesColumn value_column = _BytesColumn(values)
@@ -174,16 +174,16 @@ def hash_rows(bytes topic not None, keys, values not None, headers, int64_t row_
 
 
 cdef struct OpenPartition:
-    uint8_t *start  # NULL: no batch open
+    uint8_t *start  # NULL: no open batch
     uint8_t *at
     uint8_t *end
-    int64_t bytes_left  # an upper bound of what is still to come
+    int64_t bytes_left  # an upper bound of the size of the remaining records
     int64_t base_timestamp, max_timestamp
     int32_t record_count
 
 
 cdef class _ColumnEncoder:
-    """Scatters rows over one open batch for each partition."""
+    """The open batches of all partitions, and the completed ones."""
 
     cdef OpenPartition *open_partitions
     cdef list buffers, batches, spare
@@ -203,19 +203,19 @@ cdef class _ColumnEncoder:
         PyMem_Free(self.open_partitions)
 
     cdef int open(self, int32_t partition, Py_ssize_t record_bytes) except -1:
-        """Start a batch no larger than what is left to write, but large enough for the record at hand."""
+        """Open a batch: at most as large as the remaining records need, at least as large as the next record."""
         cdef OpenPartition *o = &self.open_partitions[partition]
         cdef Py_ssize_t room = min(self.batch_bytes_max, HEADER_BYTES + o.bytes_left)
         room = max(room, HEADER_BYTES + record_bytes)
         cdef bytearray buffer = None
         if self.spare:
-            # Fresh memory costs more than all the work on it: a page fault for every 4 KiB.
+            # New memory costs a page fault for every 4 KiB, which is more than encoding the records.
             buffer = self.spare.pop()
             try:
-                PyByteArray_Resize(buffer, max(len(buffer) - 1, 0))  # to the same size, nothing would be checked
+                PyByteArray_Resize(buffer, max(len(buffer) - 1, 0))  # a resize to the same size would check nothing
                 PyByteArray_Resize(buffer, room)
             except BufferError:
-                buffer = None  # somebody still looks at it: then it is no spare one
+                buffer = None  # a memoryview of it still exists
         if buffer is None:
             buffer = PyByteArray_FromStringAndSize(NULL, room)
         self.buffers[partition] = buffer
@@ -242,13 +242,13 @@ cdef class _ColumnEncoder:
 
 
 def encode_columns(
-    keys, values not None, headers, timestamps, partitions, int64_t partition_rows, int64_t row_count,
+    keys, values not None, headers, timestamps, partitions, *, int64_t partition_rows, int64_t row_count,
     int32_t partition_count, Py_ssize_t batch_bytes_max, list spare not None,
 ):
-    """Batches without headers from columns, rows in order within each partition.
+    """Encode columns as batches without batch headers, in row order within each partition.
 
-    `timestamps` are int64 milliseconds, or a number for all rows. `partitions` are int32, each for as many rows as
-    `partition_rows` says. Neither has nulls. `spare` holds buffers to use before new ones are made.
+    `timestamps` are int64 milliseconds, or a number for all rows. `partitions` are int32, each for `partition_rows`
+    rows. Neither has nulls. Buffers in `spare` are reused before new ones are allocated.
     """
     cdef _BytesColumn key_column = None if keys is None else _BytesColumn(keys)
     cdef _BytesColumn value_column = _BytesColumn(values)
@@ -268,7 +268,7 @@ def encode_columns(
     cdef OpenPartition *o
     cdef OpenPartition *all_partitions = encoder.open_partitions
     cdef bint has_keys = key_column is not None, has_headers = header_column is not None
-    cdef int64_t row, delta, run, run_end = 0, wrong = -1
+    cdef int64_t row, delta, run, run_end = 0, invalid_row = -1
     cdef int32_t partition = 0
     cdef Py_ssize_t body, total, header_size = 1
     cdef Piece key, value
@@ -282,7 +282,7 @@ def encode_columns(
             row = run * partition_rows
             run_end = min(row + partition_rows, row_count)
             if partition < 0 or partition >= partition_count:
-                wrong = row
+                invalid_row = row
                 break
             o = &all_partitions[partition]
             o.bytes_left += (run_end - row) * RECORD_OVERHEAD_BYTES_MAX + value_column.span(row, run_end)
@@ -291,8 +291,10 @@ def encode_columns(
             if has_headers:
                 for row in range(row, run_end):
                     o.bytes_left += header_column.size(row)
-    if wrong >= 0:
-        raise ValueError(f"row {wrong}: partition {partition} is not one of the {partition_count}")
+    if invalid_row >= 0:
+        raise ValueError(
+            f"row {invalid_row}: expected a partition from 0 to {partition_count - 1}, got {partition}"
+        )
     with nogil:
         run = run_end = 0
         for row in range(row_count):
@@ -320,7 +322,7 @@ def encode_columns(
                     if o.start is not NULL:
                         encoder.close(partition)
                     encoder.open(partition, total)
-                # As the first of its batch a record has no deltas: it takes what it takes here, or less.
+                # The first record of a batch has deltas of 0, so it is not larger than `total`.
                 delta = 0
                 o.base_timestamp = o.max_timestamp = timestamp
                 body = 3 + _piece_size(&key) + _piece_size(&value) + header_size
@@ -334,7 +336,7 @@ def encode_columns(
                 p[0] = 0
                 p += 1
             o.record_count += 1
-            o.bytes_left -= p - o.at  # the bound stays one: no record takes more than was counted for it
+            o.bytes_left -= p - o.at  # stays an upper bound: no record is larger than its share of it
             o.at = p
             if timestamp > o.max_timestamp:
                 o.max_timestamp = timestamp
@@ -348,7 +350,7 @@ cdef object _allocate = None
 
 
 cdef object _allocator():
-    """pyarrow's, imported when the first column is decoded: it takes a quarter of a second that a broker does without."""
+    """Return pyarrow's allocator. Imported on first use: a broker does not need it, and importing takes 0.25 s."""
     global _allocate
     if _allocate is None:
         from pyarrow import allocate_buffer
@@ -357,10 +359,10 @@ cdef object _allocator():
 
 
 cdef class _Growing:
-    """An Arrow buffer that is written through a pointer: `reserve`, then write at `at` and move it on.
+    """An Arrow buffer that is written through a pointer: `reserve`, then write at `at` and advance it.
 
-    Arrow's allocator keeps what is freed for the next buffer; malloc gives large blocks back to the system, and
-    taking them again costs a page fault for every 4 KiB, more than the decoding itself.
+    Arrow's allocator reuses freed memory. malloc returns large blocks to the system, and allocating them again costs a
+    page fault for every 4 KiB, which is more than the decoding itself.
     """
 
     cdef object buffer
@@ -392,7 +394,7 @@ cdef class _Growing:
 
 
 cdef class _GrowingBytes:
-    """A column of bytes under construction; `reserve` first, then `add` cannot fail."""
+    """A column of bytes under construction: after `reserve`, `add` cannot fail."""
 
     cdef _Growing validity, offsets, data
     cdef uint8_t *bits
@@ -408,7 +410,7 @@ cdef class _GrowingBytes:
     cdef int reserve(self, int64_t rows, Py_ssize_t size) except -1:
         cdef Py_ssize_t more_bits = (self.rows + rows + 7) // 8 - (self.validity.at - self.validity.start)
         if self.size + size > COLUMN_BYTES_MAX:
-            raise ValueError(f"a column would pass {COLUMN_BYTES_MAX} bytes: finish it before adding more")
+            raise ValueError(f"a column would exceed {COLUMN_BYTES_MAX} bytes: finish it before adding more")
         self.offsets.reserve(rows * 4)
         self.data.reserve(size)
         if more_bits > 0:
@@ -446,7 +448,7 @@ cdef inline void _put_native64(_Growing target, int64_t value) noexcept nogil:
 
 
 cdef class ColumnDecoder:
-    """Collects the records of many batches in Arrow's layout."""
+    """A decoder that collects the records of many batches in Arrow's layout."""
 
     cdef _Growing offsets, timestamps, header_lists
     cdef _GrowingBytes keys, values, header_keys, header_values
@@ -464,7 +466,7 @@ cdef class ColumnDecoder:
         self.header_lists = _Growing()
         self.header_lists.reserve(4)
         _put_native32(self.header_lists, 0)
-        # Growing step by step would move what is there again and again; pages that stay untouched cost nothing.
+        # Reserved at once: growing step by step would copy repeatedly, and untouched pages cost nothing.
         self.keys.data.reserve(bytes_hint)
         self.values.data.reserve(bytes_hint)
 
@@ -473,12 +475,12 @@ cdef class ColumnDecoder:
         return self.rows
 
     def add(
-        self, payload, int32_t record_count, int64_t base_offset, int64_t base_timestamp, int64_t append_time,
+        self, payload, int32_t record_count, *, int64_t base_offset, int64_t base_timestamp, int64_t append_time,
         int64_t first_offset, int64_t end_offset,
     ):
         """Add the records of a decompressed payload with first_offset <= offset < end_offset.
 
-        After an error the decoder must not be used any further.
+        After an error the decoder must not be used.
         """
         cdef _View view = _View(payload)
         cdef const uint8_t *at = view.data
@@ -494,7 +496,7 @@ cdef class ColumnDecoder:
         self.keys.reserve(record_count, view.size)
         self.values.reserve(record_count, view.size)
         if self.with_headers:
-            # A header takes two bytes at least.
+            # A header has at least two bytes.
             self.header_lists.reserve(record_count * 4)
             self.header_keys.reserve(view.size // 2, view.size)
             self.header_values.reserve(view.size // 2, view.size)
@@ -523,13 +525,13 @@ cdef class ColumnDecoder:
             raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
 
     cdef const char *add_headers(self, Parsed *r, const uint8_t **at) noexcept nogil:
-        cdef int64_t count, place
+        cdef int64_t count, index
         cdef Piece piece
         cdef const uint8_t *p = _parse_header_count(r.headers, r.end, &count)
         if p is NULL:
             at[0] = r.headers
             return b"a count of headers"
-        for place in range(count):
+        for index in range(count):
             at[0] = p
             p = _parse_piece(p, r.end, &piece)
             if p is NULL or piece.size < 0:
@@ -549,9 +551,9 @@ cdef class ColumnDecoder:
         return NULL
 
     def finish(self):
-        """Offsets, timestamps, keys, values, and (with headers) list offsets, keys and values of them.
+        """Return offsets, timestamps, keys, values, and with headers their list offsets, keys and values.
 
-        A column of bytes is (validity or None, int32 offsets, data). The decoder is spent.
+        A column of bytes is (validity or None, int32 offsets, data). The decoder must not be used after this.
         """
         columns = self.offsets.finish(), self.timestamps.finish(), self.keys.finish(), self.values.finish()
         if not self.with_headers:

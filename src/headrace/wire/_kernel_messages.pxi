@@ -1,4 +1,4 @@
-# Messages by their plan: each struct of a plan becomes a flat array of operations.
+# Encoding and decoding of messages by their plan: each struct of a plan is compiled to an array of operations.
 
 cdef enum:
     BOOLEAN = 0
@@ -32,8 +32,8 @@ cdef struct Op:
     bint nullable
     int tag
     int element_kind
-    Py_ssize_t least_bytes  # of an array's item
-    PyObject *name  # all three are kept alive by the codec that owns the operation
+    Py_ssize_t item_bytes_min  # of an array
+    PyObject *name  # borrowed, like the next two, from the codec that owns the operation
     PyObject *default
     PyObject *element
 
@@ -41,11 +41,11 @@ cdef struct Cursor:
     const uint8_t *start
     const uint8_t *at
     const uint8_t *end
-    PyObject *memory  # a memoryview of it all, for messages that hold records
+    PyObject *memory  # a memoryview of the buffer, for messages with records
 
 
 cdef class _Writer:
-    """A growing buffer, cut where a record batch goes in by reference."""
+    """A growing buffer, split where a record batch is inserted without copying."""
 
     cdef uint8_t *data
     cdef Py_ssize_t used, room
@@ -85,26 +85,26 @@ cdef class _Writer:
         self.used += size
         return 0
 
-    cdef int cut(self) except -1:
+    cdef int split(self) except -1:
         self.parts.append(PyBytes_FromStringAndSize(<char *>self.data, self.used))
         self.used = 0
         return 0
 
     cdef list finish(self):
         if self.used or not self.parts:
-            self.cut()
+            self.split()
         return self.parts
 
 
 cdef class _StructCodec:
-    """One struct in one version."""
+    """The encoder and decoder of a struct in one version."""
 
     cdef Op *ops
     cdef Op *tagged
-    cdef int *lacking  # indexes that are not on the wire, or only as tags: filled with defaults
-    cdef int op_count, tagged_count, lacking_count, size, version
+    cdef int *defaulted  # indexes of fields that are absent or tagged, and of `tags`: set to defaults first
+    cdef int op_count, tagged_count, defaulted_count, size, version
     cdef bint flexible
-    cdef Py_ssize_t least_bytes
+    cdef Py_ssize_t bytes_min
     cdef object cls
     cdef tuple defaults, absent
     cdef list keep
@@ -123,46 +123,46 @@ cdef class _StructCodec:
         self.tagged_count = len(plan.tagged)
         self.ops = self.compile(plan.fields)
         self.tagged = self.compile(plan.tagged)
-        on_wire = {field.place for field in plan.fields}
-        lacking = [index for index in range(self.size) if index not in on_wire]
-        self.lacking_count = len(lacking)
-        self.lacking = <int *>PyMem_Malloc(sizeof(int) * (len(lacking) + 1))
-        if self.lacking is NULL:
+        on_wire = {field.position for field in plan.fields}
+        defaulted = [index for index in range(self.size) if index not in on_wire]
+        self.defaulted_count = len(defaulted)
+        self.defaulted = <int *>PyMem_Malloc(sizeof(int) * (len(defaulted) + 1))
+        if self.defaulted is NULL:
             raise MemoryError()
-        for place, index in enumerate(lacking):
-            self.lacking[place] = index
-        self.least_bytes = 0
-        for place in range(self.op_count):
-            self.least_bytes += FIXED_BYTES[self.ops[place].kind] if self.ops[place].kind < STRING else 1
-        self.least_bytes = max(self.least_bytes, 1)
+        for i, index in enumerate(defaulted):
+            self.defaulted[i] = index
+        self.bytes_min = 0
+        for i in range(self.op_count):
+            self.bytes_min += FIXED_BYTES[self.ops[i].kind] if self.ops[i].kind < STRING else 1
+        self.bytes_min = max(self.bytes_min, 1)
 
     def __dealloc__(self):
         PyMem_Free(self.ops)
         PyMem_Free(self.tagged)
-        PyMem_Free(self.lacking)
+        PyMem_Free(self.defaulted)
 
     cdef Op *compile(self, tuple fields) except NULL:
         cdef Op *ops = <Op *>PyMem_Malloc(sizeof(Op) * (len(fields) + 1))
         cdef _StructCodec element
         if ops is NULL:
             raise MemoryError()
-        for place, field in enumerate(fields):
-            ops[place].kind = field.kind
-            ops[place].index = field.place
-            ops[place].nullable = field.nullable
-            ops[place].tag = field.tag
-            ops[place].element_kind = field.element_kind
-            ops[place].name = <PyObject *>field.name
-            ops[place].default = <PyObject *>field.default
-            ops[place].element = NULL
-            ops[place].least_bytes = 1
+        for i, field in enumerate(fields):
+            ops[i].kind = field.kind
+            ops[i].index = field.position
+            ops[i].nullable = field.nullable
+            ops[i].tag = field.tag
+            ops[i].element_kind = field.element_kind
+            ops[i].name = <PyObject *>field.name
+            ops[i].default = <PyObject *>field.default
+            ops[i].element = NULL
+            ops[i].item_bytes_min = 1
             if field.element is not None:
                 element = _StructCodec(field.element)
                 self.keep.append(element)
-                ops[place].element = <PyObject *>element
-                ops[place].least_bytes = element.least_bytes
+                ops[i].element = <PyObject *>element
+                ops[i].item_bytes_min = element.bytes_min
             elif 0 <= field.element_kind < STRING:
-                ops[place].least_bytes = FIXED_BYTES[field.element_kind]
+                ops[i].item_bytes_min = FIXED_BYTES[field.element_kind]
         return ops
 
     cdef str path(self, Op *op):
@@ -172,13 +172,13 @@ cdef class _StructCodec:
 
     cdef object decode(self, Cursor *c):
         cdef object result = named_tuple(self.cls, self.size)
-        cdef int place
-        for place in range(self.lacking_count):
-            set_item(result, self.lacking[place], self.defaults[self.lacking[place]])
-        for place in range(self.op_count):
-            set_item(result, self.ops[place].index, self.decode_field(&self.ops[place], c))
+        cdef int i
+        for i in range(self.defaulted_count):
+            set_item(result, self.defaulted[i], self.defaults[self.defaulted[i]])
+        for i in range(self.op_count):
+            set_item(result, self.ops[i].index, self.decode_field(&self.ops[i], c))
         if self.flexible:
-            # The usual case, no tags at all, costs one comparison.
+            # Fast path without tags.
             if c.at < c.end and c.at[0] == 0:
                 c.at += 1
             else:
@@ -212,29 +212,29 @@ cdef class _StructCodec:
 
     cdef object decode_array(self, Op *op, int64_t length, const uint8_t *start, Cursor *c):
         cdef _StructCodec element
-        cdef Py_ssize_t place
+        cdef Py_ssize_t i
         cdef const uint8_t *item
         cdef int64_t size
-        if length > (c.end - c.at) / op.least_bytes:
+        if length > (c.end - c.at) / op.item_bytes_min:
             raise MalformedError(
-                f"{self.path(op)}: expected {length} items of {op.least_bytes} bytes or more, {c.end - c.at} left",
+                f"{self.path(op)}: expected {length} items of {op.item_bytes_min} bytes or more, {c.end - c.at} left",
                 offset=start - c.start,
             )
         result = PyTuple_New(length)
         if op.element_kind == STRUCT:
             element = <_StructCodec>op.element
-            for place in range(length):
-                set_item(result, place, element.decode(c))
+            for i in range(length):
+                set_item(result, i, element.decode(c))
         elif op.element_kind < STRING:
-            for place in range(length):
-                set_item(result, place, self.decode_fixed(op, op.element_kind, c))
+            for i in range(length):
+                set_item(result, i, self.decode_fixed(op, op.element_kind, c))
         else:
-            for place in range(length):
+            for i in range(length):
                 item = c.at
                 size = self.decode_length(op, op.element_kind != STRING, c)
                 if size < 0:
                     raise MalformedError(f"{self.path(op)}: an item is null", offset=item - c.start)
-                set_item(result, place, self.decode_sized(op, op.element_kind, size, c))
+                set_item(result, i, self.decode_sized(op, op.element_kind, size, c))
         return result
 
     cdef inline int need(self, Op *op, Cursor *c, Py_ssize_t size) except -1:
@@ -331,42 +331,42 @@ cdef class _StructCodec:
             _replace(result, op.index, self.decode_field(op, c))
             if c.at != start + size:
                 raise MalformedError(
-                    f"{self.path(op)}: expected {size} bytes, took {c.at - start}", offset=start - c.start
+                    f"{self.path(op)}: expected {size} bytes, read {c.at - start}", offset=start - c.start
                 )
         if unknown:
             _replace(result, self.size - 1, unknown)
         return 0
 
     cdef Op *find_tag(self, uint64_t tag) noexcept:
-        cdef int place
-        for place in range(self.tagged_count):
-            if <uint64_t>self.tagged[place].tag == tag:
-                return &self.tagged[place]
+        cdef int i
+        for i in range(self.tagged_count):
+            if <uint64_t>self.tagged[i].tag == tag:
+                return &self.tagged[i]
         return NULL
 
     # -- encoding ------------------------------------------------------------------------------
 
     cdef int encode(self, object value, _Writer w) except -1:
-        cdef int place
+        cdef int i
         cdef tuple fields
         if type(value) is not self.cls:
             raise TypeError(f"expected {self.name}, got {type(value).__name__}")
         fields = <tuple>value
-        for lacking in self.absent:
-            if fields[lacking.place] != lacking.default:
+        for absent in self.absent:
+            if fields[absent.position] != absent.default:
                 raise UnsupportedVersionError(
-                    f"{self.name}.{lacking.name} is {fields[lacking.place]!r}, but version {self.version} "
-                    f"cannot say so: the field is in versions {lacking.versions}"
+                    f"{self.name}.{absent.name} is {fields[absent.position]!r}, but version {self.version} does "
+                    f"not have the field, only versions {absent.versions}"
                 )
-        for place in range(self.op_count):
-            self.encode_field(&self.ops[place], fields[self.ops[place].index], w)
+        for i in range(self.op_count):
+            self.encode_field(&self.ops[i], fields[self.ops[i].index], w)
         if self.flexible:
             self.encode_tags(fields, w)
         return 0
 
     cdef int encode_field(self, Op *op, object value, _Writer w) except -1:
         if value is None and op.kind >= STRING and not op.nullable:
-            raise UnsupportedVersionError(f"{self.path(op)} is None, which version {self.version} cannot say")
+            raise UnsupportedVersionError(f"{self.path(op)} is None, which version {self.version} does not allow")
         if op.kind == ARRAY:
             if value is None:
                 self.encode_length(-1, True, w)
@@ -402,7 +402,7 @@ cdef class _StructCodec:
         if kind == BYTES:
             try:
                 view = _View(value)
-            except TypeError:  # it may be a secret: say what it is, not what it holds
+            except TypeError:  # it may be a secret: name the type, not the value
                 raise ValueError(f"{self.path(op)} is of type {type(value).__name__}: expected bytes") from None
             self.encode_length(view.size, True, w)
             return w.raw(view.data, view.size)
@@ -417,14 +417,14 @@ cdef class _StructCodec:
         except UnicodeEncodeError as error:
             raise ValueError(f"{self.path(op)} is {value!r}: {error.reason}") from None
         if size[0] > STRING_BYTES_MAX:
-            raise ValueError(f"{self.path(op)} has {size[0]} bytes, more than {STRING_BYTES_MAX}")
+            raise ValueError(f"{self.path(op)} has {size[0]} bytes; the maximum is {STRING_BYTES_MAX}")
         return text
 
     cdef int encode_integer(self, Op *op, int kind, object value, _Writer w) except -1:
         cdef int64_t number
         cdef uint8_t *p = w.reserve(8)
         try:
-            number = PyNumber_Index(value)  # a plain conversion would cut 1.5 down to 1
+            number = PyNumber_Index(value)  # a plain conversion would truncate 1.5 to 1
         except (TypeError, OverflowError) as error:
             raise ValueError(f"{self.path(op)} is {value!r}: {error}") from None
         if not LOWEST[kind] <= number <= HIGHEST[kind]:
@@ -480,24 +480,24 @@ cdef class _StructCodec:
             size += len(buffer)
         self.encode_length(size, True, w)
         if size:
-            w.cut()
+            w.split()
             w.parts.extend(buffers)
         return 0
 
     cdef int encode_tags(self, tuple fields, _Writer w) except -1:
-        cdef int place
+        cdef int i
         cdef _Writer inner
         unknown = fields[self.size - 1]
         cdef dict tagged = None
-        for place in range(self.tagged_count):
-            value = fields[self.tagged[place].index]
-            if value is <object>self.tagged[place].default or value == <object>self.tagged[place].default:
+        for i in range(self.tagged_count):
+            value = fields[self.tagged[i].index]
+            if value is <object>self.tagged[i].default or value == <object>self.tagged[i].default:
                 continue
             inner = _Writer()
-            self.encode_field(&self.tagged[place], value, inner)
+            self.encode_field(&self.tagged[i], value, inner)
             if tagged is None:
                 tagged = {}
-            tagged[self.tagged[place].tag] = b"".join(inner.finish())
+            tagged[self.tagged[i].tag] = b"".join(inner.finish())
         if unknown:
             tagged = {**unknown, **(tagged or {})}
         if not tagged:
@@ -512,7 +512,7 @@ cdef class _StructCodec:
 
 
 cdef inline int _replace(object target, Py_ssize_t index, object value) except -1:
-    """Fill a place again: what was there is a default that others keep alive, or an earlier value."""
+    """Replace an item that was set before with `set_item`."""
     cdef PyObject *old = <PyObject *>(<tuple>target)[index]
     set_item(target, index, value)
     Py_DECREF(<object>old)
@@ -531,7 +531,7 @@ cdef inline uint64_t _uvarint(Cursor *c) except? 0xFFFFFFFFFFFFFFFF:
 
 
 cdef class MessageCodec:
-    """Encodes and decodes one message in one version."""
+    """The encoder and decoder of a message in one version."""
 
     cdef _StructCodec root
     cdef bint holds_records
@@ -541,13 +541,13 @@ cdef class MessageCodec:
         self.holds_records = _holds_records(plan)
 
     def encode(self, message):
-        """A gather list: record batches by reference, the rest as new bytes."""
+        """Return a list of buffers: record batches are not copied, the rest is new bytes."""
         cdef _Writer w = _Writer()
         self.root.encode(message, w)
         return w.finish()
 
     def encode_frame(self, message, bytes head):
-        """The same with a size and `head` before it."""
+        """Encode with a size prefix and `head` before the message."""
         cdef _Writer w = _Writer()
         cdef Py_ssize_t size = 0
         w.used = 4
@@ -556,17 +556,17 @@ cdef class MessageCodec:
         parts = w.finish()
         for part in parts:
             size += len(part)
-        # The first part is ours alone, just made: nobody has seen it yet.
+        # The first part is new and not shared yet, so it may be changed.
         hr_put32(<uint8_t *>PyBytes_AS_STRING(<bytes>parts[0]), <uint32_t>(size - 4))
         return parts
 
     def decode(self, data, Py_ssize_t pos):
-        """The message at `pos`; what follows it is left alone."""
+        """Decode the message at `pos`; bytes after it are ignored."""
         cdef Cursor c
         return self.run(data, pos, &c)
 
     def decode_whole(self, data):
-        """The message that fills `data` to its end."""
+        """Decode the message that fills `data`."""
         cdef Cursor c
         message = self.run(data, 0, &c)
         if c.at != c.end:

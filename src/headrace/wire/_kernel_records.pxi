@@ -1,7 +1,7 @@
-# Records one by one.
+# Record by record encoding and decoding of batches.
 
 cdef class OpenBatch:
-    """A batch under construction in a buffer of the caller's: the records, and room for the header before them.
+    """A batch under construction in a buffer of the caller: the records, with space for the header before them.
 
     The buffer must not be resized or used elsewhere until the batch is sent.
     """
@@ -18,11 +18,11 @@ cdef class OpenBatch:
         self.first_timestamp = self.highest_timestamp = -1
 
     def close(self):
-        """Take no more records."""
+        """Reject further records."""
         self.closed = True
 
     def adopt(self, int32_t record_count, int64_t base_timestamp, int64_t max_timestamp):
-        """Take the whole buffer as records that were encoded elsewhere, and close."""
+        """Use the whole buffer as records that were encoded elsewhere, and close."""
         self.used = self.room
         self.records = record_count
         self.first_timestamp = base_timestamp
@@ -31,7 +31,7 @@ cdef class OpenBatch:
 
     @property
     def size(self):
-        """Bytes used so far, header included."""
+        """The bytes used so far, header included."""
         return self.used
 
     @property
@@ -47,13 +47,13 @@ cdef class OpenBatch:
         return self.highest_timestamp
 
     def append(self, int64_t timestamp, key, value, headers=()):
-        """Add a record and return its index, or -1 where it does not fit or the batch is closed."""
+        """Add a record and return its index; -1 if it does not fit or the batch is closed."""
         cdef Piece k, v
         cdef Py_buffer key_buffer, value_buffer
-        cdef bint key_held = _take(key, &k, &key_buffer)
+        cdef bint key_held = _get_piece(key, &k, &key_buffer)
         cdef bint value_held
         try:
-            value_held = _take(value, &v, &value_buffer)
+            value_held = _get_piece(value, &v, &value_buffer)
         except:
             if key_held:
                 PyBuffer_Release(&key_buffer)
@@ -91,8 +91,8 @@ cdef class OpenBatch:
         return self.records - 1
 
 
-cdef inline bint _take(object value, Piece *piece, Py_buffer *buffer) except -1:
-    """Point at the bytes of a value; True if `buffer` must be released."""
+cdef inline bint _get_piece(object value, Piece *piece, Py_buffer *buffer) except -1:
+    """Set the piece to the bytes of a value; returns True if `buffer` must be released."""
     if type(value) is bytes:
         piece.data = <const uint8_t *>PyBytes_AS_STRING(value)
         piece.size = PyBytes_GET_SIZE(value)
@@ -126,7 +126,7 @@ cdef inline uint8_t *_put_piece(uint8_t *p, Piece *piece) noexcept nogil:
 
 
 cdef bytes _encode_headers(headers):
-    """Count and headers of a record."""
+    """Encode the count and the headers of a record."""
     cdef _Writer w = _Writer()
     cdef Py_ssize_t size
     cdef const char *text
@@ -151,11 +151,11 @@ cdef int _write_varint(_Writer w, int64_t value) except -1:
 
 
 def write_header(
-    bytearray buffer not None, Py_ssize_t size, int64_t base_offset, int32_t leader_epoch, int attributes,
+    bytearray buffer not None, Py_ssize_t size, *, int64_t base_offset, int32_t leader_epoch, int attributes,
     int64_t base_timestamp, int64_t max_timestamp, int64_t producer_id, int producer_epoch, int32_t base_sequence,
     int32_t record_count,
 ):
-    """Fill in the header before the records in the first `size` bytes of `buffer`, checksum last."""
+    """Write the header of the batch in the first `size` bytes of `buffer`, the checksum last."""
     cdef uint8_t *p = <uint8_t *>PyByteArray_AS_STRING(buffer)
     if not HEADER_BYTES <= size <= len(buffer):
         raise ValueError(f"expected a batch of {HEADER_BYTES} to {len(buffer)} bytes, got {size}")
@@ -171,7 +171,7 @@ def write_header(
     hr_put16(p + 51, <uint16_t>producer_epoch)
     hr_put32(p + 53, <uint32_t>base_sequence)
     hr_put32(p + 57, <uint32_t>record_count)
-    # The GIL is kept: getting it back from a busy thread could take a thousand times as long as this does.
+    # The GIL is kept: getting it back from a busy thread could take a thousand times as long as the checksum.
     hr_put32(p + 17, hr_crc32c(0, p + 21, size - 21))
 
 
@@ -183,7 +183,7 @@ cdef struct Parsed:
 
 
 cdef const char *_parse_record(const uint8_t **at, const uint8_t *end, Parsed *r) noexcept nogil:
-    """Take one record apart and step past it. Returns what was expected where it is not so, with `at` there."""
+    """Parse the record at `at` and advance `at` past it; on error, return what was expected at `at`, otherwise NULL."""
     cdef int64_t number
     cdef const uint8_t *p = hr_get_varint(at[0], end, 32, &number)
     if p is NULL:
@@ -225,7 +225,7 @@ cdef inline const uint8_t *_parse_piece(const uint8_t *p, const uint8_t *end, Pi
 
 
 cdef const uint8_t *_parse_header_count(const uint8_t *p, const uint8_t *end, int64_t *count) noexcept nogil:
-    """Each header takes two bytes at least: a count that promises more is refused before anything is made."""
+    """Parse the header count; NULL if it is invalid. A header has at least two bytes, which limits the count."""
     p = hr_get_varint(p, end, 32, count)
     if p is NULL or count[0] < 0 or count[0] > (end - p) / 2:
         return NULL
@@ -243,8 +243,8 @@ cdef object _piece_bytes(Piece *piece):
     return None if piece.size < 0 else PyBytes_FromStringAndSize(<const char *>piece.data, piece.size)
 
 
-cdef inline int _take_turns(Py_ssize_t index) except -1:
-    """Let other threads have the GIL now and then: a batch may have millions of records."""
+cdef inline int _yield_gil(Py_ssize_t index) except -1:
+    """Release the GIL for other threads every 4096 records: a batch may have millions."""
     if index & 4095 == 4095:
         with nogil:
             pass
@@ -252,7 +252,7 @@ cdef inline int _take_turns(Py_ssize_t index) except -1:
 
 
 def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t base_timestamp, int64_t append_time):
-    """The records in the decompressed payload of a batch. An `append_time` other than -1 overrides theirs."""
+    """Decode the records of a decompressed payload. An `append_time` other than -1 replaces all timestamps."""
     cdef _View view = _View(payload)
     cdef const uint8_t *at = view.data
     cdef const uint8_t *end = view.data + view.size
@@ -261,7 +261,7 @@ def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t b
     cdef list records = []
     cdef int32_t index
     for index in range(record_count):
-        _take_turns(index)
+        _yield_gil(index)
         expected = _parse_record(&at, end, &r)
         if expected is not NULL:
             raise _malformed(expected, at, view)
@@ -278,7 +278,7 @@ def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t b
 
 
 cdef object _decode_headers(Parsed *r, _View view):
-    cdef int64_t count, place
+    cdef int64_t count, index
     cdef Piece piece
     cdef const uint8_t *p
     if r.end - r.headers == 1 and r.headers[0] == 0:
@@ -287,7 +287,7 @@ cdef object _decode_headers(Parsed *r, _View view):
     if p is NULL:
         raise _malformed(b"a count of headers", r.headers, view)
     headers = PyTuple_New(count)
-    for place in range(count):
+    for index in range(count):
         at = p
         p = _parse_piece(p, r.end, &piece)
         if p is NULL or piece.size < 0:
@@ -302,49 +302,49 @@ cdef object _decode_headers(Parsed *r, _View view):
         p = _parse_piece(p, r.end, &piece)
         if p is NULL:
             raise _malformed(b"the value of a header", at, view)
-        set_item(headers, place, (key, _piece_bytes(&piece)))
+        set_item(headers, index, (key, _piece_bytes(&piece)))
     if p != r.end:
         raise _malformed(b"the end of the record", p, view)
     return headers
 
 
-cdef struct Checked:
-    const uint8_t *at  # as far as the records are right
-    int32_t index  # of the record there; all of them: nothing is wrong
-    int32_t keyless  # the first record without a key; -1: none
-    const char *expected  # what is not there; NULL: nothing is wrong with the bytes of the record
+cdef struct CheckResult:
+    const uint8_t *at  # where checking stopped
+    int32_t index  # of the invalid record there, or the record count if all are valid
+    int32_t keyless  # the index of the first record without a key, or -1
+    const char *expected  # if a record cannot be parsed: what was expected; otherwise NULL
 
 
-cdef void _check_all(const uint8_t *at, const uint8_t *end, int32_t record_count, Checked *found) noexcept nogil:
-    """Walk through the records without making any of them. Ends before the first that is not what it should be."""
+cdef void _check_all(const uint8_t *at, const uint8_t *end, int32_t record_count, CheckResult *result) noexcept nogil:
+    """Check the records up to the first invalid one, without Python objects."""
     cdef Parsed r
     cdef int32_t index
-    found.keyless = -1
-    found.expected = NULL
+    result.keyless = -1
+    result.expected = NULL
     for index in range(record_count):
-        found.index = index
-        found.at = at
-        found.expected = _parse_record(&at, end, &r)
-        if found.expected is not NULL:
-            found.at = at
+        result.index = index
+        result.at = at
+        result.expected = _parse_record(&at, end, &r)
+        if result.expected is not NULL:
+            result.at = at
             return
         if r.offset_delta != index:
             return
-        if r.key.size < 0 and found.keyless < 0:
-            found.keyless = index
-        if (r.end - r.headers != 1 or r.headers[0] != 0) and not _are_headers(&r):
+        if r.key.size < 0 and result.keyless < 0:
+            result.keyless = index
+        if (r.end - r.headers != 1 or r.headers[0] != 0) and not _has_valid_headers(&r):
             return
-    found.index = record_count
-    found.at = at
+    result.index = record_count
+    result.at = at
 
 
-cdef bint _are_headers(Parsed *r) noexcept nogil:
-    cdef int64_t count, place
+cdef bint _has_valid_headers(Parsed *r) noexcept nogil:
+    cdef int64_t count, index
     cdef Piece piece
     cdef const uint8_t *p = _parse_header_count(r.headers, r.end, &count)
     if p is NULL:
         return False
-    for place in range(count):
+    for index in range(count):
         p = _parse_piece(p, r.end, &piece)
         if p is NULL or piece.size < 0 or not hr_is_utf8(piece.data, piece.size):
             return False
@@ -355,31 +355,31 @@ cdef bint _are_headers(Parsed *r) noexcept nogil:
 
 
 def check_records(payload, int32_t record_count):
-    """Whether the decompressed payload of a batch is what its header says: else raises as `decode_records` would.
+    """Check the decompressed payload of a batch; raises as `decode_records` does.
 
-    Returns the index of the first record that has no key, -1 if all have one. A large payload, which may be checked in
-    a thread, is checked without the GIL.
+    Returns the index of the first record without a key; -1 if all have keys. A large payload is checked without the
+    GIL.
     """
     cdef _View view = _View(payload)
     cdef const uint8_t *at
     cdef const uint8_t *end = view.data + view.size
-    cdef Checked found
+    cdef CheckResult result
     cdef Parsed r
     if view.size < GIL_KEPT_BYTES:
-        _check_all(view.data, end, record_count, &found)
+        _check_all(view.data, end, record_count, &result)
     else:
         with nogil:
-            _check_all(view.data, end, record_count, &found)
-    if found.expected is not NULL:
-        raise _malformed(found.expected, found.at, view)
-    at = found.at
-    if found.index < record_count:
+            _check_all(view.data, end, record_count, &result)
+    if result.expected is not NULL:
+        raise _malformed(result.expected, result.at, view)
+    at = result.at
+    if result.index < record_count:
         _parse_record(&at, end, &r)
-        if r.offset_delta != found.index:
+        if r.offset_delta != result.index:
             raise MalformedError(
-                f"expected record {found.index}, got the offset delta {r.offset_delta}", offset=at - view.data
+                f"expected record {result.index}, got the offset delta {r.offset_delta}", offset=at - view.data
             )
-        _decode_headers(&r, view)  # raises what is wrong with them
+        _decode_headers(&r, view)  # raises the error
     if at != end:
         raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
-    return found.keyless
+    return result.keyless

@@ -1,10 +1,10 @@
-"""Records in Arrow columns, both ways, without a Python object for a row.
+"""Record batches from and to Arrow columns, without a Python object per row.
 
     key, value, headers, timestamp, partition columns → encode → EncodedBatch per partition → records.seal
     RecordBatch … → ArrowDecoder.add … → finish → offset, timestamp, key, value, headers columns
 
-Key and value may be any of Arrow's binary or string types, views and dictionaries included: what is not laid
-out as offsets and data is cast once, as a whole column.
+Key and value may have any of Arrow's binary or string types, including views and dictionaries: columns without offsets
+and data buffers are cast first.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ def encode(
     batch_bytes_max: int,
     spare: list[bytearray] | None = None,
 ) -> list[EncodedBatch]:
-    """Batches per partition, rows in order, none above `batch_bytes_max` unless a single record is.
+    """Encode rows as batches per partition, in row order, up to `batch_bytes_max` unless one record is larger.
 
-    Each partition is for one row, or for `partition_rows` of them, one after another. Rows without a timestamp get
-    `now_ms`. `spare` may hold buffers of batches that are over.
+    Each element of `partition` applies to one row, or to `partition_rows` consecutive rows. Rows without a timestamp
+    get `now_ms`. `spare` may hold buffers of completed batches, to be reused.
     """
     rows = len(value)
     for name, column in (("key", key), ("headers", headers), ("timestamp", timestamp)):
         if column is not None and len(column) != rows:
             raise ValueError(f"column {name} has {len(column)} rows, value has {rows}")
     if len(partition) != -(-rows // partition_rows):
-        raise ValueError(f"column partition has {len(partition)} rows for {partition_rows} each, value has {rows}")
+        raise ValueError(
+            f"column partition has {len(partition)} elements for {partition_rows} rows each, value has {rows} rows"
+        )
     if partition.null_count:
         raise ValueError(f"column partition has {partition.null_count} nulls; assign partitions first")
     return kernel.encode_columns(
@@ -56,24 +58,24 @@ def encode(
         None if headers is None else headers_column(headers),
         now_ms if timestamp is None else _fixed_buffer(_timestamps(timestamp, now_ms), 8),
         _fixed_buffer(partition.cast(pa.int32()), 4),
-        partition_rows,
-        rows,
-        partition_count,
-        batch_bytes_max,
-        [] if spare is None else spare,
+        partition_rows=partition_rows,
+        row_count=rows,
+        partition_count=partition_count,
+        batch_bytes_max=batch_bytes_max,
+        spare=[] if spare is None else spare,
     )
 
 
 def largest_row(value: pa.Array, key: pa.Array | None = None) -> tuple[int, int]:
-    """Which row has the most bytes in key and value, and how many; (-1, 0) if there are no rows."""
+    """Return the row with the most bytes in key and value, and that number; (-1, 0) if there are no rows."""
     keys = None if key is None else bytes_column(key, "key")
     return kernel.largest_row(keys, bytes_column(value, "value"), len(value))
 
 
 def hash_rows(topic: str, value: pa.Array, *, key: pa.Array | None = None, headers: pa.Array | None = None) -> int:
-    """The sum, modulo 2^64, of a hash of each row over topic, key, value and headers. The order of rows is no matter.
+    """Return the sum, modulo 2^64, of the hashes of all rows over topic, key, value and headers, in any order.
 
-    Equal rows have equal hashes, whatever Arrow's type of a column; no key is the same as a null key.
+    Equal rows have equal hashes, independent of Arrow's column types; a missing key column equals null keys.
     """
     return kernel.hash_rows(
         topic.encode(),
@@ -85,14 +87,14 @@ def hash_rows(topic: str, value: pa.Array, *, key: pa.Array | None = None, heade
 
 
 def partition_for_keys(key: pa.Array, partition_count: int) -> pa.Int32Array:
-    """The partition of each key as Java's clients choose it; null for a null key."""
+    """Return the partition of each key, as Java's clients choose it; null for a null key."""
     raw = kernel.partition_keys(bytes_column(key, "key"), len(key), partition_count)
     partitions = pa.Array.from_buffers(pa.int32(), len(key), [None, pa.py_buffer(raw)])
     return pc.if_else(pc.less(partitions, 0), None, partitions) if key.null_count else partitions
 
 
 def bytes_column(column: pa.Array, name: str) -> BytesColumn:
-    """The buffers of a binary or string column."""
+    """Return the buffers of a binary or string column."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return bytes_column(column.dictionary_decode(), name)
@@ -106,16 +108,16 @@ def bytes_column(column: pa.Array, name: str) -> BytesColumn:
         or pa.types.is_large_binary(kind)
         or pa.types.is_large_string(kind)
     ):
-        raise TypeError(f"column {name} is {kind}; expected binary or string (serialise it first)")
+        raise TypeError(f"column {name} has type {kind}; expected binary or string: serialize it first")
     validity, offsets, data = column.buffers()
     large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
-    if offsets is None or not len(offsets):  # an empty column may come without
+    if offsets is None or not len(offsets):  # an empty column may have none
         offsets = bytes(8)
     return BytesColumn(validity if column.null_count else None, offsets, data or b"", column.offset, large)
 
 
 def headers_column(column: pa.Array) -> HeadersColumn:
-    """The buffers of a column of headers."""
+    """Return the buffers of a column of headers."""
     if pa.types.is_null(column.type):
         column = column.cast(HEADERS_TYPE)
     if not (
@@ -123,12 +125,12 @@ def headers_column(column: pa.Array) -> HeadersColumn:
         and pa.types.is_struct(column.type.value_type)
         and {"key", "value"} <= {field.name for field in column.type.value_type}
     ):
-        raise TypeError(f"column headers is {column.type}; expected list<struct<key: string, value: binary>>")
+        raise TypeError(f"column headers has type {column.type}; expected list<struct<key: string, value: binary>>")
     if pa.types.is_large_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     items = column.values
     if items.null_count:
-        raise ValueError("column headers has a null among the headers of a row")
+        raise ValueError("column headers has a row with a null header")
     keys, values = items.field("key"), items.field("value")
     if keys.null_count:
         raise ValueError("column headers has a header without a key")
@@ -144,10 +146,10 @@ def headers_column(column: pa.Array) -> HeadersColumn:
 
 def _timestamps(column: pa.Array, now_ms: int) -> pa.Array:
     if pa.types.is_timestamp(column.type):
-        # Kafka knows milliseconds only: what is finer is cut off, as Java does.
+        # Kafka's timestamps are milliseconds: finer units are truncated, as in Java.
         column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
     elif not pa.types.is_integer(column.type):
-        raise TypeError(f"column timestamp is {column.type}; expected a timestamp or milliseconds as an integer")
+        raise TypeError(f"column timestamp has type {column.type}; expected a timestamp or integer milliseconds")
     return pc.fill_null(column.cast(pa.int64()), now_ms)
 
 
@@ -157,12 +159,12 @@ def _fixed_buffer(column: pa.Array, width: int) -> Buffer:
 
 
 class ArrowDecoder:
-    """Collects the records of batches in columns. `bytes_hint`: about how many bytes of records are to come."""
+    """A decoder that collects the records of batches in columns. `bytes_hint`: the expected bytes of all records."""
 
     def __init__(self, *, with_headers: bool = False, bytes_hint: int = 0) -> None:
         self._decoder = kernel.ColumnDecoder(with_headers, bytes_hint)
         self.byte_count = 0
-        """Of what was added, decompressed: about what the columns take."""
+        """The decompressed bytes added so far: about the size of the columns."""
 
     @property
     def row_count(self) -> int:
@@ -176,9 +178,9 @@ class ArrowDecoder:
         end_offset: int = OFFSET_MAX,
         bytes_max: int = DECOMPRESSED_BYTES_MAX,
     ) -> None:
-        """Add the records of a batch from `first_offset` up to, not including, `end_offset`.
+        """Verify a batch and add its records from `first_offset` up to, not including, `end_offset`.
 
-        The checksum is checked. After an error the decoder must be thrown away.
+        After an error the decoder must not be used.
         """
         batch.verify()
         header = batch.header
@@ -187,15 +189,15 @@ class ArrowDecoder:
         self._decoder.add(
             payload,
             header.record_count,
-            header.base_offset,
-            header.base_timestamp,
-            header.append_time,
-            first_offset,
-            end_offset,
+            base_offset=header.base_offset,
+            base_timestamp=header.base_timestamp,
+            append_time=header.append_time,
+            first_offset=first_offset,
+            end_offset=end_offset,
         )
 
     def finish(self) -> pa.RecordBatch:
-        """The columns: offset, timestamp, key, value, and headers if they were asked for."""
+        """Return the columns offset, timestamp, key, value and, if requested, headers."""
         rows = self._decoder.row_count
         offsets, timestamps, keys, values, headers = self._decoder.finish()
         columns = {

@@ -1,12 +1,11 @@
-"""The four codecs, framed as Kafka frames them.
+"""The four compression codecs, in the framing that Kafka uses.
 
     gzip    one gzip stream
     snappy  written in the xerial framing that Java clients use; read in it or as one raw block (librdkafka)
     lz4     standard LZ4 frames, independent blocks
     zstd    one frame
 
-pyarrow, which is here anyway, brings all of them, releases the GIL, and can decompress in bounded steps. It is imported
-with the first batch that needs it, for that takes a quarter of a second.
+All of them come from pyarrow, which releases the GIL and can decompress in bounded steps.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 CODEC_IDS = {name: codec for codec, name in enumerate(CODEC_NAMES)}
 
 LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
-"""The levels Kafka allows; snappy has none."""
+"""The levels that Kafka accepts; snappy has none."""
 DEFAULT_LEVELS = {GZIP: 6, LZ4: 1, ZSTD: 3}
 
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
-"""More than any sane batch; less than what a bomb of a few kilobytes could ask for."""
+"""More than any sensible batch; less than what a small decompression bomb could allocate."""
 
-_LZ4_LEVEL_MAX = 12  # where the library's levels end; Java's reach 17
+_LZ4_LEVEL_MAX = 12  # of the library; Java accepts 17
 _LZ4_BLOCK_BYTES = 64 * 1024
-_LZ4_HEAD = b"\x04\x22\x4d\x18\x60\x40\x82"  # version 1, independent blocks of 64 KiB at most, checksum of that
-_LZ4_STORED = 0x80000000  # flag in a block's size: not compressed
+_LZ4_HEAD = b"\x04\x22\x4d\x18\x60\x40\x82"  # version 1, independent blocks of up to 64 KiB, header checksum
+_LZ4_UNCOMPRESSED = 0x80000000  # flag in the size of a block
 _LZ4_END = bytes(4)
 _XERIAL_HEAD = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 _XERIAL_MAGIC_BYTES = 8
@@ -43,14 +42,14 @@ _little_uint32 = struct.Struct("<I")
 
 
 @cache
-def _arrow() -> Any:
-    import pyarrow
+def _pyarrow() -> Any:
+    import pyarrow  # on first use: importing it takes 0.25 s
 
     return pyarrow
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
-    """`data` compressed; without a level, at Kafka's default."""
+    """Return `data` compressed; the default level is Kafka's."""
     if codec == NONE:
         return data
     if codec == SNAPPY:
@@ -59,12 +58,12 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
         level = DEFAULT_LEVELS[codec]
     if codec == LZ4:
         return _compress_lz4(data, min(level, _LZ4_LEVEL_MAX))
-    # As bytes: the buffer pyarrow hands out otherwise shows its allocated size, not the used one, to a memoryview.
-    return bytes(_arrow().Codec(CODEC_NAMES[codec], level).compress(data, asbytes=True))
+    # As bytes: a memoryview of pyarrow's buffer would have its allocated size, not the used one.
+    return bytes(_pyarrow().Codec(CODEC_NAMES[codec], level).compress(data, asbytes=True))
 
 
 def decompress(codec: int, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
-    """The reverse. Memory grows with what really comes out, and never beyond `bytes_max`."""
+    """Return `data` decompressed. Memory grows with the output, up to `bytes_max`."""
     if codec == NONE:
         return data
     if codec == SNAPPY:
@@ -77,10 +76,10 @@ def decompress(codec: int, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_MAX
 
 
 def _decompress_stream(name: str, data: Buffer, bytes_max: int) -> Buffer:
-    pa = _arrow()
+    pa = _pyarrow()
     parts: list[bytes] = []
     size = 0
-    # Most batches shrink to no less than a quarter: one read for them, growing ones for the rest.
+    # One read is enough for a ratio of up to 4, as of most batches; further reads grow.
     step = max(4 * len(data), _READ_BYTES) if len(data) > _READ_BYTES else _READ_BYTES
     try:
         with pa.CompressedInputStream(pa.BufferReader(data), name) as stream:
@@ -89,17 +88,17 @@ def _decompress_stream(name: str, data: Buffer, bytes_max: int) -> Buffer:
                 size += len(part)
                 if size > bytes_max:
                     raise DecompressedSizeError(
-                        f"expected at most {bytes_max} bytes from {len(data)} of {name}, got more"
+                        f"expected at most {bytes_max} bytes from {len(data)} bytes of {name}, got more"
                     )
                 step *= 2
     except OSError as error:
-        raise CorruptBatchError(f"expected {name} data in {len(data)} bytes: {error}") from None
+        raise CorruptBatchError(f"invalid {name} data of {len(data)} bytes: {error}") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _compress_lz4(data: Buffer, level: int) -> bytes:
-    """A frame made block by block: pyarrow's own frames link blocks to one another, which Java refuses."""
-    codec = _arrow().Codec("lz4_raw", level)
+    """Return an LZ4 frame of independent blocks: pyarrow's frames have linked blocks, which Java does not support."""
+    codec = _pyarrow().Codec("lz4_raw", level)
     view = memoryview(data)
     out = bytearray(_LZ4_HEAD)
     for start in range(0, len(view), _LZ4_BLOCK_BYTES):
@@ -109,13 +108,13 @@ def _compress_lz4(data: Buffer, level: int) -> bytes:
             out += _little_uint32.pack(len(block))
             out += block
         else:
-            out += _little_uint32.pack(len(plain) | _LZ4_STORED)
+            out += _little_uint32.pack(len(plain) | _LZ4_UNCOMPRESSED)
             out += plain
     return bytes(out + _LZ4_END)
 
 
 def _compress_xerial(data: Buffer) -> bytes:
-    codec = _arrow().Codec("snappy")
+    codec = _pyarrow().Codec("snappy")
     view = memoryview(data)
     out = bytearray(_XERIAL_HEAD)
     for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
@@ -145,12 +144,14 @@ def _decompress_snappy(data: memoryview, bytes_max: int) -> Buffer:
 def _decompress_snappy_block(block: memoryview, bytes_max: int) -> Buffer:
     size, _ = read_uvarint(block, 0, len(block))
     if size > bytes_max:
-        raise DecompressedSizeError(f"expected at most {bytes_max} bytes of snappy, the block says {size}")
-    # A snappy element of three bytes gives at most 64: what promises more is lying, and is not allocated.
+        raise DecompressedSizeError(f"expected at most {bytes_max} bytes from a snappy block, its header says {size}")
+    # Three bytes of snappy data expand to at most 64: check before allocating.
     if size > 64 * len(block):
-        raise CorruptBatchError(f"expected {len(block)} bytes of snappy to hold less than the {size} they promise")
-    pa = _arrow()
+        raise CorruptBatchError(
+            f"invalid snappy block: {len(block)} bytes cannot hold the {size} bytes that its header says"
+        )
+    pa = _pyarrow()
     try:
         return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
     except (OSError, pa.ArrowException) as error:
-        raise CorruptBatchError(f"expected snappy data in {len(block)} bytes: {error}") from None
+        raise CorruptBatchError(f"invalid snappy data of {len(block)} bytes: {error}") from None

@@ -1,12 +1,12 @@
 """Frames: a size, a header, a message.
 
-    bytes of a peer → framing.FrameReader → frames → decode_request / decode_response → message
-    message → encode_request / encode_response → a gather list for `sendmsg`: the record batches of a
-    produce request (or of a fetch response) are in it by reference
+    received bytes → framing.FrameReader → frames → decode_request_header, decode_request_body | decode_response
+    message → encode_request | encode_response → a list of buffers for `sendmsg`, in which the record batches of a
+    produce request (or of a fetch response) are not copied
 
-Which header goes with which message follows from (API key, version) alone: flexible versions have
-tagged fields in the header too. The one exception is the response of ApiVersions, whose header stays at
-version 0, because a client reads it before both sides have agreed on anything (KIP-511).
+The header version follows from the API key and version: flexible versions have tagged fields in the header, too.
+The exception is the ApiVersions response, whose header stays at version 0, because a client reads it before the
+versions are negotiated (KIP-511).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import struct
 from typing import NamedTuple
 
 from headrace.errors import MalformedError
-from headrace.wire.api import request_class, response_class
+from headrace.wire.api import ApiKey, request_class, response_class
 from headrace.wire.primitives import Buffer, read_uvarint
 from headrace.wire.schema import Message, codec
 
-FRAME_BYTES_MAX = 100 * 1024 * 1024  # what brokers take by default: socket.request.max.bytes
+FRAME_BYTES_MAX = 100 * 1024 * 1024  # the default of socket.request.max.bytes
 CLIENT_ID_BYTES_MAX = 0x7FFF
-API_VERSIONS = 18
 
+_API_VERSIONS = int(ApiKey.API_VERSIONS)
 _request_head = struct.Struct(">hhih")
 _int32 = struct.Struct(">i")
 
 
 class RequestHeader(NamedTuple):
-    """What stands before every request."""
+    """The header of a request."""
 
     api_key: int
     api_version: int
@@ -37,10 +37,10 @@ class RequestHeader(NamedTuple):
 
 
 def encode_request(message: Message, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
-    """A whole request frame as a gather list."""
+    """Encode a request frame, as a list of buffers."""
     raw_id = b"" if client_id is None else client_id.encode()
     if len(raw_id) > CLIENT_ID_BYTES_MAX:
-        raise ValueError(f"client_id has {len(raw_id)} bytes, more than {CLIENT_ID_BYTES_MAX}")
+        raise ValueError(f"client_id has {len(raw_id)} bytes; the maximum is {CLIENT_ID_BYTES_MAX}")
     head = _request_head.pack(message.api_key, version, correlation_id, -1 if client_id is None else len(raw_id))
     head += raw_id
     if version in message.flexible:
@@ -49,15 +49,15 @@ def encode_request(message: Message, version: int, correlation_id: int, client_i
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
-    """A whole response frame as a gather list."""
+    """Encode a response frame, as a list of buffers."""
     head = _int32.pack(correlation_id)
-    if version in message.flexible and message.api_key != API_VERSIONS:
+    if version in message.flexible and message.api_key != _API_VERSIONS:
         head += b"\0"
     return codec(type(message), version).encode_frame(message, head)
 
 
 def decode_request_header(frame: Buffer) -> tuple[RequestHeader, int]:
-    """The header of a request frame (without its size) and where the message starts."""
+    """Return the header of a request frame (without its size) and the position after it."""
     if len(frame) < _request_head.size:
         raise MalformedError(f"expected a request header of 10 bytes or more, got {len(frame)} bytes", offset=0)
     key, version, correlation_id, id_length = _request_head.unpack_from(frame)
@@ -77,7 +77,7 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, int]:
 
 
 def decode_request_body(header: RequestHeader, frame: Buffer, pos: int) -> Message:
-    """The message after a request header. Raises UnsupportedVersionError for what we do not speak."""
+    """Decode the message after a request header; raises UnsupportedVersionError for unknown keys and versions."""
     cls = request_class(header.api_key)
     message_codec = codec(cls, header.api_version)
     if header.api_version in cls.flexible:
@@ -87,24 +87,24 @@ def decode_request_body(header: RequestHeader, frame: Buffer, pos: int) -> Messa
 
 
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Message]:
-    """Correlation id and message of a response frame (without its size)."""
+    """Return correlation id and message of a response frame (without its size)."""
     cls = response_class(api_key)
     correlation_id = decode_correlation_id(frame)
     pos = _int32.size
-    if version in cls.flexible and api_key != API_VERSIONS:
+    if version in cls.flexible and api_key != _API_VERSIONS:
         pos = _skip_tags(frame, pos)
     return correlation_id, codec(cls, version).decode(frame, pos)
 
 
 def decode_correlation_id(frame: Buffer) -> int:
-    """The first four bytes of a response: enough to know which request it answers."""
+    """Return the correlation id of a response frame: its first four bytes."""
     if len(frame) < _int32.size:
         raise MalformedError(f"expected a correlation id of 4 bytes, got {len(frame)} bytes", offset=0)
     return int(_int32.unpack_from(frame)[0])
 
 
 def _skip_tags(frame: Buffer, pos: int) -> int:
-    """No tagged field of a header has a meaning yet: step over them."""
+    """Return the position after the tagged fields of a header. None of them is defined yet."""
     end = len(frame)
     count, pos = read_uvarint(frame, pos, end)
     for _ in range(count):

@@ -1,7 +1,7 @@
-"""Picks the kernel: the compiled one if it is there, else the Python reference.
+"""Selects the kernel: the compiled one if it is installed, otherwise the Python reference.
 
-`HEADRACE_KERNEL=python` or `=compiled` forces the choice. Both have the same interface, and the same
-tests run on both; `_reference` is the definition, `_kernel` is fast.
+`HEADRACE_KERNEL=python` or `=compiled` forces one of them. Both have the same interface, and the same tests run on
+both; `_reference` is the definition, `_kernel` is fast.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.wire import _reference as kernel
 else:
-    _wanted = os.environ.get("HEADRACE_KERNEL", "")
-    if _wanted not in ("", "python", "compiled"):
-        raise ConfigError(f"HEADRACE_KERNEL is {_wanted!r}; it may be 'python', 'compiled' or unset")
+    _requested = os.environ.get("HEADRACE_KERNEL", "")
+    if _requested not in ("", "python", "compiled"):
+        raise ConfigError(f"invalid HEADRACE_KERNEL {_requested!r}: expected 'python' or 'compiled', or leave it unset")
     try:
-        if _wanted == "python":
-            raise ImportError("the Python kernel was asked for")
+        if _requested == "python":
+            raise ImportError("HEADRACE_KERNEL=python")
         from headrace.wire import _kernel as kernel
     except ImportError as error:
-        if _wanted == "compiled":
-            raise ConfigError(f"HEADRACE_KERNEL=compiled, but there is no compiled kernel: {error}") from error
-        if not _wanted:
+        if _requested == "compiled":
+            raise ConfigError(
+                f"HEADRACE_KERNEL=compiled, but the compiled kernel is not installed: {error}; install a C compiler "
+                f"and reinstall headrace"
+            ) from error
+        if not _requested:
             logging.getLogger("headrace").warning(
-                "no compiled kernel (%s): using the Python reference, which is 20 to 100 times slower; "
-                "install a C compiler and reinstall headrace",
+                "the compiled kernel is not installed (%s): using the Python reference, which is 20 to 100 times "
+                "slower; install a C compiler and reinstall headrace",
                 error,
             )
         from headrace.wire import _reference as kernel

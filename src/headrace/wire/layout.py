@@ -1,4 +1,4 @@
-"""Shapes that the kernels and their callers share: a batch header, a record, a column of bytes."""
+"""Types and constants that the kernels and their callers share: batch headers, records, Arrow columns."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from headrace.wire.primitives import Buffer
 
-# The header of a record batch, magic 2. Base offset and leader epoch lie outside the checksum, so that a
-# broker can set them without touching the rest.
+# The header of a record batch, magic 2. The checksum does not cover base offset and leader epoch, so that a broker
+# can set them without computing it again.
 HEADER_BYTES = 61
 LENGTH_OFFSET = 8
 EPOCH_OFFSET = 12
 MAGIC_OFFSET = 16
 CRC_OFFSET = 17
 ATTRIBUTES_OFFSET = 21
-PREFIX_BYTES = 12  # base offset and length: what the length does not count
+PREFIX_BYTES = 12  # base offset and length, which the length does not include
 header_layout = struct.Struct(">qiibIhiqqqhii")
 assert header_layout.size == HEADER_BYTES
 
@@ -30,14 +30,18 @@ NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 NO_TIMESTAMP = -1
 
+# Problems of batches that callers of `scan_batches` handle specially.
+CHECKSUM_PROBLEM = "a checksum is wrong"
+OFFSET_PROBLEM = "an offset is lower than the one before"
+
 RECORD_OVERHEAD_BYTES_MAX = 36
-"""What a record takes at most beside key, value and headers: the varints at their longest."""
+"""The maximum size of a record without key, value and headers: all varints at their longest."""
 
 Header = tuple[str, bytes | None]
 
 
 class BatchHeader(NamedTuple):
-    """The 61 bytes before the records of a batch."""
+    """The header of a record batch: the 61 bytes before the records."""
 
     base_offset: int
     length: int
@@ -55,7 +59,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """The size of the batch in bytes, header included."""
         return self.length + PREFIX_BYTES
 
     @property
@@ -81,7 +85,7 @@ class BatchHeader(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record as it is read."""
+    """A decoded record."""
 
     offset: int
     timestamp: int
@@ -90,8 +94,8 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
-class OldMessage(NamedTuple):
-    """A message of magic 0 or 1 as it is read."""
+class LegacyMessage(NamedTuple):
+    """A decoded message of magic 0 or 1."""
 
     position: int  # of its entry in the buffer
     offset: int
@@ -107,17 +111,17 @@ class OldMessage(NamedTuple):
 
 
 class BytesColumn(NamedTuple):
-    """An Arrow column of binary or string, as its buffers."""
+    """The buffers of an Arrow column of binary or string."""
 
     validity: Buffer | None
     offsets: Buffer  # int32, or int64 if large
     data: Buffer
-    first: int  # where in the buffers row 0 is
+    first: int  # the index of row 0 in the buffers
     large: bool
 
 
 class HeadersColumn(NamedTuple):
-    """An Arrow column of list<struct<key, value>>, as its buffers."""
+    """The buffers of an Arrow column of list<struct<key, value>>."""
 
     validity: Buffer | None
     offsets: Buffer  # int32
@@ -127,7 +131,7 @@ class HeadersColumn(NamedTuple):
 
 
 class EncodedBatch(NamedTuple):
-    """Records of one partition, encoded, with room for the header before them."""
+    """Encoded records of one partition, with space for the batch header before them."""
 
     partition: int
     buffer: bytearray

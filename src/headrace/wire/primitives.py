@@ -1,7 +1,7 @@
-"""Varints in plain Python, for the reference kernel and for whatever is not hot.
+"""Varints in plain Python, for the reference kernel and for code that is not performance-critical.
 
-Kafka has two sorts: unsigned (lengths and tags of flexible messages) and zigzag (everything inside
-a record). Both put seven bits in a byte, lowest first, at most five bytes for 32 bits and ten for 64.
+Kafka has two kinds: unsigned (lengths and tags of flexible messages) and zigzag (inside records). Both store
+seven bits per byte, lowest first: up to five bytes for 32 bits, up to ten for 64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def write_varint(out: bytearray, value: int) -> None:
 
 
 def read_uvarint(buf: Buffer, pos: int, end: int, bytes_max: int = UVARINT_BYTES_MAX) -> tuple[int, int]:
-    """The unsigned varint at `pos` and the position after it; what lies beyond 32 (64) bits is refused."""
+    """Return the unsigned varint at `pos` and the position after it; raises if it has more than 32 (64) bits."""
     value = shift = 0
     start = pos
     while True:
@@ -41,19 +41,19 @@ def read_uvarint(buf: Buffer, pos: int, end: int, bytes_max: int = UVARINT_BYTES
             break
         shift += 7
         if pos - start == bytes_max:
-            raise MalformedError(f"expected a varint of at most {bytes_max} bytes, but it goes on", offset=start)
+            raise MalformedError(f"expected a varint of at most {bytes_max} bytes, but it is longer", offset=start)
     if value >> (32 if bytes_max == UVARINT_BYTES_MAX else 64):
         raise MalformedError(f"expected a varint of at most {bytes_max} bytes, got {value}", offset=start)
     return value, pos
 
 
 def read_varint(buf: Buffer, pos: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of 32 bits."""
+    """Return the zigzag varint of 32 bits at `pos` and the position after it."""
     raw, pos = read_uvarint(buf, pos, end)
     return raw >> 1 ^ -(raw & 1), pos
 
 
 def read_varlong(buf: Buffer, pos: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of 64 bits."""
+    """Return the zigzag varint of 64 bits at `pos` and the position after it."""
     raw, pos = read_uvarint(buf, pos, end, VARLONG_BYTES_MAX)
     return raw >> 1 ^ -(raw & 1), pos

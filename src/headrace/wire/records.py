@@ -1,10 +1,10 @@
-"""Record batches (magic 2): sealing them, cutting them out of bytes, reading the records in them.
+"""Record batches (magic 2): encoding and decoding.
 
-    one by one      OpenBatch.append … → seal → bytes to send
-    in columns      columns.encode     → seal → bytes to send
+    records      OpenBatch.append … → seal → bytes to send
+    columns      columns.encode     → seal → bytes to send
     bytes of a log or of a fetch → read_batches → RecordBatch → records(), or columns.ArrowDecoder
 
-A sealed batch lies in one piece, in the buffer it was built in unless it was compressed.
+A sealed batch is contiguous: in the buffer it was built in, or in a new one if it was compressed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _control_value = struct.Struct(">hi")
 _length = struct.Struct(">i")
 
 
-class Producer(NamedTuple):
-    """Who wrote a batch: what makes it idempotent, and part of a transaction."""
+class BatchProducer(NamedTuple):
+    """The producer fields of a batch header: id, epoch, base sequence, and whether it is transactional."""
 
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
@@ -54,7 +54,7 @@ class Producer(NamedTuple):
     transactional: bool = False
 
 
-NO_PRODUCER = Producer()
+NO_PRODUCER = BatchProducer()
 
 
 def seal(
@@ -62,13 +62,13 @@ def seal(
     *,
     codec: int = NONE,
     level: int | None = None,
-    producer: Producer = NO_PRODUCER,
+    producer: BatchProducer = NO_PRODUCER,
     base_offset: int = 0,
     leader_epoch: int = NO_LEADER_EPOCH,
     attributes: int = 0,
     max_timestamp: int | None = None,
 ) -> memoryview:
-    """Compress the records and put the header before them. The batch must not be appended to any more."""
+    """Compress the records and write the header before them. Nothing may be appended to the batch after this."""
     buffer, size = batch.buffer, batch.size
     if codec != NONE:
         with memoryview(buffer) as view:
@@ -77,15 +77,15 @@ def seal(
     kernel.write_header(
         buffer,
         size,
-        base_offset,
-        leader_epoch,
-        attributes | codec | (TRANSACTIONAL if producer.transactional else 0),
-        batch.base_timestamp,
-        batch.max_timestamp if max_timestamp is None else max_timestamp,
-        producer.producer_id,
-        producer.epoch,
-        producer.base_sequence,
-        batch.record_count,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=attributes | codec | (TRANSACTIONAL if producer.transactional else 0),
+        base_timestamp=batch.base_timestamp,
+        max_timestamp=batch.max_timestamp if max_timestamp is None else max_timestamp,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        base_sequence=producer.base_sequence,
+        record_count=batch.record_count,
     )
     view = memoryview(buffer)
     return view if len(view) == size else view[:size]
@@ -96,12 +96,12 @@ def encode(
     *,
     codec: int = NONE,
     level: int | None = None,
-    producer: Producer = NO_PRODUCER,
+    producer: BatchProducer = NO_PRODUCER,
     leader_epoch: int = NO_LEADER_EPOCH,
     append_time: int | None = None,
     control: bool = False,
 ) -> memoryview:
-    """A batch of records whose offsets follow one another; with `append_time`, as if the broker had set it."""
+    """Encode records with consecutive offsets as a batch; `append_time` is a timestamp set by the broker."""
     rows = list(records)
     batch = OpenBatch(bytearray(HEADER_BYTES + sum(record_bytes_max(r.key, r.value, r.headers) for r in rows)))
     for record in rows:
@@ -119,16 +119,16 @@ def encode(
 
 
 def record_bytes_max(key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
-    """The most that a record can take in a batch."""
+    """Return the maximum size of a record in a batch."""
     size = RECORD_OVERHEAD_BYTES_MAX + (len(key) if key else 0) + (len(value) if value else 0)
     for name, content in headers:
-        # Two lengths of five bytes at most; four bytes at most for a character in UTF-8.
+        # Two lengths of up to five bytes; a character has up to four bytes in UTF-8.
         size += 10 + (len(name) if name.isascii() else 4 * len(name)) + (len(content) if content else 0)
     return size
 
 
 class RecordBatch:
-    """A batch as it lies in a buffer: the header is parsed, the records are not."""
+    """A batch in a buffer: the header is decoded, the records are not."""
 
     __slots__ = ("header", "view")
 
@@ -137,20 +137,20 @@ class RecordBatch:
         self.view = view
 
     def verify(self) -> None:
-        """Check the checksum."""
+        """Raise CorruptBatchError if the checksum does not match."""
         computed = kernel.crc32c(self.view[ATTRIBUTES_OFFSET:])
         if computed != self.header.crc:
             raise CorruptBatchError(
-                f"batch at offset {self.header.base_offset}: its checksum says {self.header.crc:#010x}, "
-                f"its bytes give {computed:#010x}"
+                f"batch at offset {self.header.base_offset}: expected checksum {self.header.crc:#010x}, "
+                f"got {computed:#010x}"
             )
 
     def payload(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
-        """The records, decompressed, still encoded."""
+        """Return the encoded records, decompressed."""
         return decompress(self.header.codec, self.view[HEADER_BYTES:], bytes_max)
 
     def records(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
-        """The records as objects, after checking the checksum."""
+        """Verify the checksum and return the decoded records."""
         self.verify()
         header = self.header
         return kernel.decode_records(
@@ -163,9 +163,9 @@ class RecordBatch:
 
 
 def read_batches(data: Buffer, *, partial: bool = False) -> Iterator[RecordBatch]:
-    """The batches in `data`, one after the other.
+    """Yield the batches in `data`.
 
-    A fetch may end in the middle of a batch, for brokers cut at a number of bytes: `partial` leaves that tail out.
+    A fetch may end with an incomplete batch, because brokers cut at a number of bytes: `partial` ignores that tail.
     """
     view = memoryview(data)
     pos, end = 0, len(view)
@@ -178,7 +178,7 @@ def read_batches(data: Buffer, *, partial: bool = False) -> Iterator[RecordBatch
 
 
 def parse_batch(view: memoryview, pos: int, *, partial: bool = False) -> RecordBatch | None:
-    """The batch at `pos`, its header checked against what is there; None for a partial tail where that may be."""
+    """Return the batch at `pos` after checking its header; None for an incomplete batch if `partial`."""
     left = len(view) - pos
     if left >= PREFIX_BYTES:
         (length,) = _length.unpack_from(view, pos + LENGTH_OFFSET)
@@ -192,7 +192,7 @@ def parse_batch(view: memoryview, pos: int, *, partial: bool = False) -> RecordB
                 offset=pos + LENGTH_OFFSET,
             )
         if length <= left - PREFIX_BYTES:
-            header = BatchHeader._make(header_layout.unpack_from(view, pos))
+            header = tuple.__new__(BatchHeader, header_layout.unpack_from(view, pos))  # the fastest constructor
             if header.record_count < 0 or header.last_offset_delta < 0:
                 raise MalformedError(
                     f"expected counts of 0 or more, got {header.record_count} records and a last offset delta "
@@ -209,28 +209,28 @@ def parse_batch(view: memoryview, pos: int, *, partial: bool = False) -> RecordB
 
 
 class Marker(NamedTuple):
-    """The end of a transaction in a partition."""
+    """The control record that ends a transaction in a partition."""
 
     committed: bool
     coordinator_epoch: int
 
 
 def encode_marker(marker: Marker, producer_id: int, epoch: int, timestamp: int, offset: int = 0) -> memoryview:
-    """The control batch that a coordinator has written to end a transaction."""
+    """Encode the control batch that ends a transaction."""
     key = _control_key.pack(0, int(marker.committed))
     value = _control_value.pack(0, marker.coordinator_epoch)
-    writer = Producer(producer_id, epoch, NO_SEQUENCE, transactional=True)
-    return encode([Record(offset, timestamp, key, value, ())], producer=writer, control=True)
+    producer = BatchProducer(producer_id, epoch, NO_SEQUENCE, transactional=True)
+    return encode([Record(offset, timestamp, key, value, ())], producer=producer, control=True)
 
 
 def decode_marker(record: Record) -> Marker | None:
-    """What the record of a control batch says; None for kinds that do not end a transaction."""
+    """Decode the record of a control batch; None for types that do not end a transaction."""
     if record.key is None or len(record.key) < _control_key.size:
         raise MalformedError(f"expected the key of a control record, got {record.key!r}", offset=0)
-    _, kind = _control_key.unpack_from(record.key)
-    if kind not in (0, 1):
+    _, control_type = _control_key.unpack_from(record.key)
+    if control_type not in (0, 1):
         return None
     if record.value is None or len(record.value) < _control_value.size:
         raise MalformedError(f"expected the value of a transaction marker, got {record.value!r}", offset=0)
     _, coordinator_epoch = _control_value.unpack_from(record.value)
-    return Marker(kind == 1, coordinator_epoch)
+    return Marker(control_type == 1, coordinator_epoch)

@@ -1,13 +1,14 @@
-"""SASL: who we are, proved in a few messages. Nothing in here knows a socket.
+"""SASL, the client side: the exchange of requests, and the mechanisms PLAIN, SCRAM and OAUTHBEARER.
 
-    client.credentials.SaslSettings.mechanism(host) → Mechanism, one for each authentication
+    authenticate(mechanism)    a generator: SaslHandshake → SaslAuthenticate … → session lifetime
+    mechanism.first()          → the token of the first SaslAuthenticate request
+    mechanism.step(challenge)  → the next token, or None if both sides are authenticated
+    mechanism.failure(reason)  → the error to raise
 
-    mechanism.first()          → bytes of the first SaslAuthenticate request
-    mechanism.step(challenge)  → bytes of the next one, or None: the broker has accepted us, and we the broker
-    mechanism.failure(said)    → the error for what the broker said instead
+Clients and brokers (for inter-broker connections) use the same exchange; they only send the requests.
 
-User names and passwords go out as plain UTF-8, without SASLprep: that is how Kafka derives the credentials it
-stores, and a client that normalised them would be locked out (RFC 5802 would have it otherwise).
+User names and passwords are plain UTF-8, without SASLprep: Kafka derives the stored credentials that way (against
+RFC 5802), and a client that normalized them could not authenticate.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from headrace.errors import AuthenticationError
+from headrace.errors import AuthenticationError, Code, error_name
+from headrace.wire.api.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from headrace.wire.schema import Message, RequestMessage
 
 PLAIN = "PLAIN"
 SCRAM_SHA_256 = "SCRAM-SHA-256"
@@ -31,11 +39,16 @@ SCRAM_SHA_512 = "SCRAM-SHA-512"
 OAUTHBEARER = "OAUTHBEARER"
 MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER)
 
+HANDSHAKE_VERSION = 1
+AUTHENTICATE_VERSIONS = (0, 2)
+ROUND_TRIPS_MAX = 4
+"""No supported mechanism has more SaslAuthenticate requests."""
+
 ITERATIONS_MIN = 4096
 ITERATIONS_MAX = 1_000_000
-"""About half a second of hashing: a broker that asks for more would stop the I/O thread."""
+"""About half a second of hashing: more would block the I/O thread."""
 REFUSAL_BYTES_MAX = 1000
-"""As much of a broker's reasons as goes into an error."""
+"""The maximum size of a broker's explanation in an error."""
 
 _NONCE_BYTES = 24
 _HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
@@ -46,7 +59,7 @@ _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A bearer token. `lifetime_ms` is when it ends, in milliseconds since 1970 (Kafka's meaning of the word)."""
+    """A bearer token. `lifetime_ms` is when it expires, in milliseconds since 1970 (as Kafka names it)."""
 
     value: str = field(repr=False)
     lifetime_ms: int | None = None
@@ -57,33 +70,34 @@ TokenProvider: TypeAlias = Callable[[], "str | Token"]
 
 
 class Mechanism:
-    """One authentication: `first`, then `step` until it returns None."""
+    """The client side of one authentication: `first`, then `step` until it returns None."""
 
     name: str
     remedy: str
     Factory: TypeAlias = Callable[[str], "Mechanism"]
 
-    def __init__(self, host: str, who: str) -> None:
+    def __init__(self, host: str, identity: str) -> None:
+        """`host` and `identity` (such as `user 'ann'`) are for messages."""
         self.host = host
-        self.who = who
+        self.identity = identity
 
     def first(self) -> bytes:
-        """What to send first."""
+        """Return the first token."""
         raise NotImplementedError
 
     def step(self, challenge: bytes) -> bytes | None:
-        """What to send in answer to the broker, or None when both sides are satisfied."""
+        """Return the token for a challenge of the broker, or None if the exchange is complete."""
         raise NotImplementedError
 
-    def failure(self, said: str) -> AuthenticationError:
-        """The error to raise where the broker answered with an error (SaslAuthenticate, or a broken exchange)."""
-        said = said.rstrip(". ")
+    def failure(self, reason: str) -> AuthenticationError:
+        """Return the error for an error response of the broker, or for an invalid challenge."""
+        reason = reason.rstrip(". ")
         return AuthenticationError(
-            f"{self.host} did not accept {self.who} with SASL {self.name}: {said}; {self.remedy}"
+            f"{self.host} did not accept {self.identity} with SASL {self.name}: {reason}; {self.remedy}"
         )
 
     def not_offered(self, offered: Iterable[str]) -> AuthenticationError:
-        """The error to raise where SaslHandshake says that the broker does not know the mechanism."""
+        """Return the error for a mechanism that is not enabled on the listener."""
         names = ", ".join(sorted(offered)) or "none"
         return AuthenticationError(
             f"{self.host} does not offer SASL {self.name} on this port, it offers {names}; set sasl.mechanism to one "
@@ -91,11 +105,40 @@ class Mechanism:
         )
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} for {self.who} at {self.host}>"
+        return f"<{type(self).__name__} {self.name} for {self.identity} at {self.host}>"
+
+
+def authenticate(
+    mechanism: Mechanism, version: int = AUTHENTICATE_VERSIONS[1]
+) -> Generator[tuple[RequestMessage[Any], int], Message, int]:
+    """Run a SASL exchange: each `yield` sends a request in a version and returns its response.
+
+    `version` is the version of SaslAuthenticate. Returns the lifetime of the session in ms; 0: unlimited.
+    """
+    response = yield SaslHandshakeRequest(mechanism=mechanism.name), HANDSHAKE_VERSION
+    assert isinstance(response, SaslHandshakeResponse)
+    if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
+        raise mechanism.not_offered(response.mechanisms)
+    if response.error_code:
+        raise AuthenticationError(
+            f"{mechanism.host} does not use SASL on this port ({error_name(response.error_code)}): set "
+            f"security.protocol to PLAINTEXT or SSL, or use the port of a SASL listener"
+        )
+    token = mechanism.first()
+    for _ in range(ROUND_TRIPS_MAX):
+        response = yield SaslAuthenticateRequest(auth_bytes=token), version
+        assert isinstance(response, SaslAuthenticateResponse)
+        if response.error_code:
+            raise mechanism.failure(response.error_message or error_name(response.error_code))
+        next_token = mechanism.step(response.auth_bytes)
+        if next_token is None:
+            return response.session_lifetime_ms
+        token = next_token
+    raise mechanism.failure(f"the broker exceeded the limit of {ROUND_TRIPS_MAX} SASL round trips")
 
 
 class PlainMechanism(Mechanism):
-    """RFC 4616: user and password in one message. Only TLS keeps it from being read on the way."""
+    """RFC 4616: user and password in one message. It needs TLS to keep them secret."""
 
     name = PLAIN
     remedy = "check sasl.username and sasl.password"
@@ -109,12 +152,12 @@ class PlainMechanism(Mechanism):
 
     def step(self, challenge: bytes) -> bytes | None:
         if challenge:
-            raise self.failure(f"it asked for more after the password, with {len(challenge)} bytes")
+            raise self.failure(f"expected an empty response to the password, got {len(challenge)} bytes")
         return None
 
 
 class ScramMechanism(Mechanism):
-    """RFC 5802: both sides prove that they know the password, and nobody sends it.
+    """RFC 5802: both sides prove that they know the password without sending it.
 
     first → client-first; step(server-first) → client-final; step(server-final) → None
     """
@@ -130,7 +173,7 @@ class ScramMechanism(Mechanism):
         self._password = password.encode()
         self._nonce = nonce or base64.b64encode(secrets.token_bytes(_NONCE_BYTES)).decode()
         saslname = username.replace("=", "=3D").replace(",", "=2C")
-        # Kafka's extension for delegation tokens (KIP-48): the user is a token's id, the password its HMAC.
+        # Kafka's extension for delegation tokens (KIP-48): the user is the token id, the password its HMAC.
         extension = ",tokenauth=true" if token_auth else ""
         self._first_bare = f"n={saslname},r={self._nonce}{extension}"
         self._server_signature: bytes | None = None
@@ -141,7 +184,7 @@ class ScramMechanism(Mechanism):
 
     def step(self, challenge: bytes) -> bytes | None:
         if self._done:
-            raise self.failure("it went on after the exchange was over")
+            raise self.failure("expected no challenge after the end of the exchange")
         if self._server_signature is None:
             return self._prove(challenge)
         self._verify(challenge)
@@ -151,19 +194,19 @@ class ScramMechanism(Mechanism):
     def _prove(self, server_first: bytes) -> bytes:
         fields = self._fields(server_first)
         if "m" in fields:
-            raise self.failure(f"it demands an extension that nobody has defined, m={fields['m']}")
+            raise self.failure(f"it requires an unknown SCRAM extension, m={fields['m']}")
         nonce, salt, iterations = self._field(fields, "r"), self._base64(fields, "s"), self._iterations(fields)
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
-            raise self.failure("its nonce does not continue ours: the answer belongs to another exchange")
+            raise self.failure("its nonce does not start with the client's: the challenge is of another exchange")
         final = f"c=biws,r={nonce}"  # "biws" is "n,,": no channel binding
-        proven = f"{self._first_bare},{server_first.decode()},{final}".encode()
+        auth_message = f"{self._first_bare},{server_first.decode()},{final}".encode()
 
         salted = hashlib.pbkdf2_hmac(self._hash, self._password, salt, iterations)
         client_key = hmac.digest(salted, b"Client Key", self._hash)
         stored_key = hashlib.new(self._hash, client_key).digest()
-        signature = hmac.digest(stored_key, proven, self._hash)
+        signature = hmac.digest(stored_key, auth_message, self._hash)
         proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
-        self._server_signature = hmac.digest(hmac.digest(salted, b"Server Key", self._hash), proven, self._hash)
+        self._server_signature = hmac.digest(hmac.digest(salted, b"Server Key", self._hash), auth_message, self._hash)
         return f"{final},p={base64.b64encode(proof).decode()}".encode()
 
     def _verify(self, server_final: bytes) -> None:
@@ -173,7 +216,7 @@ class ScramMechanism(Mechanism):
             raise self.failure(fields["e"])
         if not hmac.compare_digest(self._base64(fields, "v"), self._server_signature):
             raise self.failure(
-                "its signature is wrong, so it does not know the password: it may not be the broker it claims to be"
+                "its signature is invalid, so it does not know the password: it may not be the broker it claims to be"
             )
 
     def _fields(self, message: bytes) -> dict[str, str]:
@@ -185,7 +228,7 @@ class ScramMechanism(Mechanism):
 
     def _field(self, fields: dict[str, str], name: str) -> str:
         if name not in fields:
-            raise self.failure(f"expected {name}= in its SCRAM message, got {', '.join(fields) or 'no field'}")
+            raise self.failure(f"expected {name}= in its SCRAM message, got {', '.join(fields) or 'no fields'}")
         return fields[name]
 
     def _base64(self, fields: dict[str, str], name: str) -> bytes:
@@ -201,20 +244,20 @@ class ScramMechanism(Mechanism):
             raise self.failure(f"expected a number of iterations, got {value[:40]!r}")
         if not ITERATIONS_MIN <= int(value) <= ITERATIONS_MAX:
             raise self.failure(
-                f"it asks for {value} iterations, and {ITERATIONS_MIN} to {ITERATIONS_MAX} are allowed: "
-                f"fewer would give the password away, more would block the client"
+                f"expected {ITERATIONS_MIN} to {ITERATIONS_MAX} iterations, got {value}: fewer are insecure, "
+                f"more would block the client"
             )
         return int(value)
 
 
 class OAuthBearerMechanism(Mechanism):
-    """RFC 7628: a token from somewhere else.
+    """RFC 7628: a token of an external provider.
 
-    A broker that refuses the token says why in JSON; it is owed a 0x01 before it says so in its error code.
+    A broker that rejects the token explains it in JSON, and fails the exchange when the client has sent 0x01.
     """
 
     name = OAUTHBEARER
-    remedy = "check that the token provider returns a token that is still valid and meant for this broker"
+    remedy = "check that the token provider returns a token that is valid and intended for this broker"
 
     def __init__(self, host: str, provider: TokenProvider) -> None:
         super().__init__(host, "the bearer token")
@@ -231,11 +274,11 @@ class OAuthBearerMechanism(Mechanism):
             raise self.failure("")
         if not challenge:
             return None
-        self._refusal = _refusal(challenge)
+        self._refusal = _explanation(challenge)
         return b"\x01"
 
-    def failure(self, said: str) -> AuthenticationError:
-        return super().failure(": ".join(part for part in (said.rstrip(". "), self._refusal) if part))
+    def failure(self, reason: str) -> AuthenticationError:
+        return super().failure(": ".join(part for part in (reason.rstrip(". "), self._refusal) if part))
 
     def _fetch(self) -> Token:
         try:
@@ -250,18 +293,19 @@ class OAuthBearerMechanism(Mechanism):
         if not _TOKEN.fullmatch(token.value):
             raise AuthenticationError(
                 f"no token for SASL {self.name} at {self.host}: the token provider returned {len(token.value)} "
-                f"characters that are no bearer token (letters, digits and -._~+/= only)"
+                f"characters that are not a bearer token (letters, digits and -._~+/= only)"
             )
         for name, value in token.extensions.items():
             if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
                 raise AuthenticationError(
-                    f"SASL {self.name} extension {name!r}: names are letters only, not 'auth', values printable ASCII"
+                    f"invalid SASL {self.name} extension {name!r}: expected a name of letters other than 'auth', and "
+                    f"a value of printable ASCII"
                 )
         return token
 
 
-def _refusal(challenge: bytes) -> str:
-    """Why a broker refused a token: status, scope and configuration, where it says so in proper JSON."""
+def _explanation(challenge: bytes) -> str:
+    """Return why a broker rejected a token: status, scope and configuration if it is JSON, otherwise the text."""
     text = challenge[:REFUSAL_BYTES_MAX].decode(errors="replace")
     try:
         reasons = json.loads(text)

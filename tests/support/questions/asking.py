@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from headrace.client.admin import AdminClient, TopicPartition
-from headrace.wire.api import APIS, request_class
+from headrace.wire.api import APIS, api_name, request_class
 from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
@@ -15,7 +15,7 @@ from tests.support.peers import librdkafka
 from tests.support.peers.broker import Broker
 from tests.support.peers.connection import Connection
 
-KEYS = {name: key for key, (name, _) in APIS.items()}
+KEYS = {api_name(key): key for key in APIS}
 TIME = 1_700_000_000_000
 NOBODY = "nobody"
 ID_OF_NOBODY = bytes(range(16))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.wire.layout import Record
-from headrace.wire.records import Producer, encode
+from headrace.wire.records import BatchProducer, encode
 from tests.support.questions.asking import ID_OF_NOBODY, NOBODY, TIME, Question, World
 
 BATCHES = range(3, 100)
@@ -70,13 +70,15 @@ QUESTIONS = {
     "records that are none": Question("Produce", lambda w: produce(w, b""), BATCHES),
     "records that are too short": Question("Produce", lambda w: produce(w, batch()[:40]), BATCHES),
     "records with a sequence out of order": Question(
-        "Produce", lambda w: produce(w, batch(Producer(w.producer_id, 0, 55, False))), BATCHES
+        "Produce", lambda w: produce(w, batch(BatchProducer(w.producer_id, 0, 55, False))), BATCHES
     ),
     "records of a transaction without its name": Question(
-        "Produce", lambda w: produce(w, batch(Producer(w.producer_id, 0, 0, True))), BATCHES
+        "Produce", lambda w: produce(w, batch(BatchProducer(w.producer_id, 0, 0, True))), BATCHES
     ),
     "records of nobody's transaction": Question(
-        "Produce", lambda w: produce(w, batch(Producer(w.producer_id, 0, 0, True)), transactional_id=NOBODY), BATCHES
+        "Produce",
+        lambda w: produce(w, batch(BatchProducer(w.producer_id, 0, 0, True)), transactional_id=NOBODY),
+        BATCHES,
     ),
     "records for the broker's own topic": Question(
         "Produce", lambda w: produce(w, batch(), topic="__consumer_offsets"), range(3, 13)
@@ -109,7 +111,7 @@ def fetch(
     return {"max_wait_ms": 10, "min_bytes": 1, "topics": [topic], **fields}
 
 
-def batch(producer: Producer | None = None) -> bytes:
+def batch(producer: BatchProducer | None = None) -> bytes:
     records = [Record(0, TIME, b"key", b"value", ())]
     return bytes(encode(records) if producer is None else encode(records, producer=producer))
 

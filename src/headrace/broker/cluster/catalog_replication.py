@@ -221,7 +221,6 @@ class CatalogReplica:
             max_wait_ms=wait_ms,
         )
         response = await self._peer.request(request, 0, RESPONSE_MS_MAX)
-        assert isinstance(response, CatalogFetchResponse)
         if response.controller:
             self._redirect(response.controller)
             self._peer.disconnect("it is not the controller")

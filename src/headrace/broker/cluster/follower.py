@@ -19,7 +19,7 @@ from headrace.broker.cluster.peer import Address, Peer, RefusedError
 from headrace.broker.cluster.role import ClusterRole, IsrChange, advertised
 from headrace.broker.handlers import Handler, handler
 from headrace.errors import BrokerError, ConfigError, ConnectionFailedError, HeadraceError
-from headrace.wire.api.inter_broker import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from headrace.wire.api.inter_broker import AllocateProducerIdsRequest
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -162,7 +162,6 @@ class FollowerRole(ClusterRole):
     async def allocate_producer_ids(self) -> tuple[int, int]:
         request = AllocateProducerIdsRequest(broker_id=self.node_id, broker_epoch=self.broker_epoch)
         response = await self._control.request(request, 0, self._timeout_ms)
-        assert isinstance(response, AllocateProducerIdsResponse)
         if response.error_code:
             raise BrokerError("the controller rejected AllocateProducerIds", code=response.error_code)
         return response.producer_id_start, response.producer_id_start + response.producer_id_len

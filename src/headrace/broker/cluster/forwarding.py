@@ -14,9 +14,8 @@ from headrace.broker.cluster.peer import Peer
 from headrace.broker.context import Context
 from headrace.broker.error_responses import error_response
 from headrace.errors import BrokerError, Code, ConnectionFailedError
-from headrace.wire.api import response_class
+from headrace.wire.api import ApiKey, response_class
 from headrace.wire.api.inter_broker import EnsureTopicRequest, EnsureTopicResponse, ForwardRequest, ForwardResponse
-from headrace.wire.api_keys import ApiKey
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from headrace.config.backoff import exponential_backoff
 from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
 from headrace.wire.api.inter_broker import (
     AlterPartitionRequest,
-    AlterPartitionResponse,
     BrokerState,
     PartitionData,
     PartitionResult,
@@ -213,7 +212,6 @@ class AlterPartitionManager:
             topics=[TopicData(topic_id=topic_id, partitions=rows) for topic_id, rows in topics.items()],
         )
         response = await self._peer.request(request, ALTER_PARTITION_VERSION, self._timeout_ms)
-        assert isinstance(response, AlterPartitionResponse)
         if response.error_code:
             raise BrokerError("the controller rejected AlterPartition", code=response.error_code)
         rows = {(topic.topic_id, row.partition_index): row for topic in response.topics for row in topic.partitions}

@@ -23,10 +23,9 @@ from headrace.wire.api.inter_broker import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
-    BrokerRegistrationResponse,
 )
 from headrace.wire.api.inter_broker import Listener as ListenerRow
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 log = logging.getLogger("headrace.broker")
 
@@ -173,7 +172,6 @@ class Membership:
                 previous_broker_epoch=self._previous_epoch,
             ),
             REGISTRATION_VERSION,
-            BrokerRegistrationResponse,
         )
         self._registered(response.broker_epoch)  # if this fails there is no heartbeat, and it registers again
         self.epoch = response.broker_epoch
@@ -190,12 +188,10 @@ class Membership:
                 want_shut_down=want_shut_down,
             ),
             HEARTBEAT_VERSION,
-            BrokerHeartbeatResponse,
         )
 
-    async def _request(self, request: Message, version: int, kind: type[M]) -> M:
+    async def _request(self, request: RequestMessage[M], version: int) -> M:
         response = await self._peer.request(request, version, LEAVE_MS_MAX)
-        assert isinstance(response, kind)
         code = getattr(response, "error_code", 0)
         if code:
             raise BrokerError(f"the controller rejected {type(request).__name__}", code=code)

@@ -15,13 +15,12 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.broker.broker_options import for_listener
 from headrace.broker.catalog.cluster import Brokers
-from headrace.broker.security.mechanisms import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, jaas_options
 from headrace.broker.tasks import start_task
-from headrace.config import Config, Secret
+from headrace.config import Config, Secret, jaas_options
 from headrace.config.backoff import exponential_backoff
 from headrace.errors import (
     AuthenticationError,
@@ -31,18 +30,13 @@ from headrace.errors import (
     HeadraceError,
     MalformedError,
 )
+from headrace.wire import sasl
 from headrace.wire.api import api_name
-from headrace.wire.api.sasl import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-)
 from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, encode_request
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
-from headrace.wire.sasl import Mechanism, PlainMechanism, ScramMechanism
-from headrace.wire.schema import Message
+from headrace.wire.sasl import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, Mechanism, PlainMechanism, ScramMechanism
+from headrace.wire.schema import Message, RequestMessage
 
 CONNECT_MS_MAX = 2_000
 BACKOFF_MS = 50.0
@@ -51,13 +45,10 @@ BACKOFF_MS_MAX = 1_000.0
 RENEWED_AFTER = 0.8
 """The part of an authentication's lifetime after which an idle connection is replaced."""
 
-HANDSHAKE_VERSION = 1
-AUTHENTICATE_VERSION = 2
-ROUND_TRIPS_MAX = 4
-"""More than any supported SASL mechanism needs."""
 _MECHANISM_OPTION = "sasl.mechanism.inter.broker.protocol"
 _MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512)
 
+R = TypeVar("R", bound=Message)
 Address = tuple[str, int]
 Login = Callable[[str], Mechanism]
 """Creates the authentication of a connection; its argument is the address, for error messages."""
@@ -73,7 +64,7 @@ class _PendingRequest(NamedTuple):
     correlation_id: int
     api_key: int
     version: int
-    response: asyncio.Future[Message]
+    response: asyncio.Future[Any]
 
 
 class Peer:
@@ -102,7 +93,7 @@ class Peer:
     def is_connected(self) -> bool:
         return self._connection is not None and self._connection.is_open
 
-    async def request(self, message: Message, version: int, timeout_ms: float) -> Message:
+    async def request(self, message: RequestMessage[R], version: int, timeout_ms: float) -> R:
         """Return the response. Raises ConnectionFailedError if there is none in time, ClosedError after `close`.
 
         A timeout closes the connection and fails its other requests too, because responses come in order. The request
@@ -175,7 +166,7 @@ class Peer:
         return connection
 
     async def _authenticate(self, connection: _Connection, mechanism: Mechanism) -> None:
-        async def request(message: Message, version: int) -> Message:
+        async def request(message: RequestMessage[Any], version: int) -> Message:
             return await connection.request(message, version, self._client_id)
 
         try:
@@ -220,7 +211,7 @@ class _Connection(asyncio.BufferedProtocol):
         """Whether the authentication expires soon and no request is pending."""
         return self.renew_at is not None and not self._pending and asyncio.get_running_loop().time() >= self.renew_at
 
-    async def request(self, message: Message, version: int, client_id: str) -> Message:
+    async def request(self, message: RequestMessage[R], version: int, client_id: str) -> R:
         if self._transport is None or self._transport.is_closing():
             raise ConnectionFailedError("the connection to another broker is broken")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
@@ -228,7 +219,8 @@ class _Connection(asyncio.BufferedProtocol):
         pending = _PendingRequest(self._correlation_id, message.api_key, version, loop.create_future())
         self._transport.writelines(encode_request(message, version, self._correlation_id, client_id))
         self._pending.append(pending)
-        return await pending.response
+        response: R = await pending.response
+        return response
 
     def abort(self, reason: str) -> None:
         self._end_reason = self._end_reason or reason
@@ -353,24 +345,14 @@ def create_login(config: Config, listener: str) -> Login:
     return login
 
 
-async def authenticate(request: Callable[[Message, int], Awaitable[Message]], mechanism: Mechanism) -> int:
+async def authenticate(request: Callable[[RequestMessage[Any], int], Awaitable[Message]], mechanism: Mechanism) -> int:
     """Authenticate a new connection; return the lifetime of the authentication in ms, 0 if it is unlimited."""
-    handshake = await request(SaslHandshakeRequest(mechanism=mechanism.name), HANDSHAKE_VERSION)
-    assert isinstance(handshake, SaslHandshakeResponse)
-    if handshake.error_code:
-        raise mechanism.not_offered(handshake.mechanisms)
-    token: bytes | None = mechanism.first()
-    for _ in range(ROUND_TRIPS_MAX):
-        if token is None:
-            break
-        response = await request(SaslAuthenticateRequest(auth_bytes=token), AUTHENTICATE_VERSION)
-        assert isinstance(response, SaslAuthenticateResponse)
-        if response.error_code:
-            raise mechanism.failure(response.error_message or "no reason given")
-        token = mechanism.step(response.auth_bytes)
-        lifetime_ms = response.session_lifetime_ms
-    if token is not None:
-        raise AuthenticationError(
-            f"{mechanism.host} exceeded the limit of {ROUND_TRIPS_MAX} round trips with SASL {mechanism.name}"
-        )
-    return lifetime_ms
+    exchange = sasl.authenticate(mechanism)
+    message, version = next(exchange)
+    while True:
+        response = await request(message, version)
+        try:
+            message, version = exchange.send(response)
+        except StopIteration as completed:
+            lifetime_ms: int = completed.value
+            return lifetime_ms

@@ -36,7 +36,6 @@ from headrace.wire.api.fetch import (
 from headrace.wire.api.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
-    ListOffsetsResponse,
     ListOffsetsTopic,
 )
 
@@ -203,7 +202,6 @@ class LeaderFetcher:
             raise
         finally:
             self._is_polling = False
-        assert isinstance(response, FetchResponse)
         if response.error_code:
             self._begin_session(broker_epoch)
             raise BrokerError("the leader rejected the fetch", code=response.error_code)
@@ -353,7 +351,6 @@ class LeaderFetcher:
             replica_id=self._node_id, topics=[ListOffsetsTopic(name=partition.topic, partitions=[row])]
         )
         response = await self._peer.request(request, LIST_OFFSETS_VERSION, self._settings.timeout_ms)
-        assert isinstance(response, ListOffsetsResponse)
         result = response.topics[0].partitions[0]
         if result.error_code:
             raise BrokerError(f"{partition.log.name}: the leader rejected ListOffsets", code=result.error_code)

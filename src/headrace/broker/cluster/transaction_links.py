@@ -16,15 +16,13 @@ from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.api.transactions import (
     AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
-    WriteTxnMarkersResponse,
 )
-from headrace.wire.hashing import coordinator_partition
+from headrace.wire.internal_topics import coordinator_partition
 from headrace.wire.records import Marker
 
 MARKERS_VERSION = 2
@@ -80,7 +78,6 @@ class TransactionLinks:
         response = await peer.request(
             WriteTxnMarkersRequest(markers=[row]), MARKERS_VERSION, MARKER_TIMEOUT_MS + RESPONSE_MS
         )
-        assert isinstance(response, WriteTxnMarkersResponse)
         return {
             TopicPartition(topic.name, part.partition_index): part.error_code
             for result in response.markers
@@ -111,7 +108,6 @@ class TransactionLinks:
         )
         peer = self._peers.to(node, f"verify-{producer_id % CONNECTIONS}")
         response = await peer.request(AddPartitionsToTxnRequest(transactions=[row]), ADD_VERSION, 2 * RESPONSE_MS)
-        assert isinstance(response, AddPartitionsToTxnResponse)
         if response.error_code:
             raise BrokerError("the coordinator rejected AddPartitionsToTxn", code=response.error_code)
         return {

@@ -14,7 +14,7 @@ from headrace.broker.groups.shard import GroupSettings, Shard
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_ID
-from headrace.wire.records import NO_PRODUCER, Producer
+from headrace.wire.records import NO_PRODUCER, BatchProducer
 from headrace.wire.schema import ZERO_UUID
 
 log = logging.getLogger("headrace.broker.groups")
@@ -72,7 +72,7 @@ class Commits:
         return await self._store(group_id, commits, NO_PRODUCER, expire_time_ms)
 
     async def commit_in_transaction(
-        self, group_id: str, claim: MemberClaim, commits: Mapping[TopicPartition, Commit], producer: Producer
+        self, group_id: str, claim: MemberClaim, commits: Mapping[TopicPartition, Commit], producer: BatchProducer
     ) -> dict[TopicPartition, Code]:
         """Commit offsets that become visible with a producer's transaction."""
         self._group_of_commit(group_id, claim, False).check_commit(claim, transactional=True)
@@ -89,7 +89,7 @@ class Commits:
         raise BrokerError(f"unknown group {group_id!r}", code=code)
 
     async def _store(
-        self, group_id: str, commits: Mapping[TopicPartition, Commit], producer: Producer, expire_time_ms: int
+        self, group_id: str, commits: Mapping[TopicPartition, Commit], producer: BatchProducer, expire_time_ms: int
     ) -> dict[TopicPartition, Code]:
         results = {partition: self._check_metadata(commit.metadata) for partition, commit in commits.items()}
         now_ms = self._shard.clock.time_ms()

@@ -28,8 +28,8 @@ from headrace.wire.api.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from headrace.wire.hashing import coordinator_partition
-from headrace.wire.records import Producer
+from headrace.wire.internal_topics import coordinator_partition
+from headrace.wire.records import BatchProducer
 
 STOP_SECONDS_MAX = 5
 """How long `stop` waits for pending writes."""
@@ -244,7 +244,7 @@ class GroupCoordinator:
                 raise BrokerError(
                     f"cannot add offsets to the transaction of {transactional_id!r}: {code.name}", code=code
                 )
-            writer = Producer(*producer, transactional=True)
+            writer = BatchProducer(*producer, transactional=True)
             return await components.commits.commit_in_transaction(group_id, claim, commits, writer)
 
         return await _shielded(components.shard, verify_and_commit())

@@ -25,7 +25,7 @@ from headrace.broker.tasks import start_task
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.layout import NO_PRODUCER_ID, Record
-from headrace.wire.records import NO_PRODUCER, Producer, RecordBatch, decode_marker
+from headrace.wire.records import NO_PRODUCER, BatchProducer, RecordBatch, decode_marker
 
 _MS_PER_MINUTE = 60_000
 
@@ -126,7 +126,7 @@ class InternalLog(Protocol):
     def partitions_led(self, topic: str) -> list[int]: ...
 
     async def append(
-        self, topic: str, index: int, records: Sequence[Record], *, producer: Producer = NO_PRODUCER
+        self, topic: str, index: int, records: Sequence[Record], *, producer: BatchProducer = NO_PRODUCER
     ) -> int: ...
 
     def batches(self, topic: str, index: int) -> Iterator[RecordBatch]: ...
@@ -181,7 +181,7 @@ class Shard:
         return task
 
     async def write(
-        self, entries: Sequence[KeyValue], apply: Callable[[int], object], *, producer: Producer = NO_PRODUCER
+        self, entries: Sequence[KeyValue], apply: Callable[[int], object], *, producer: BatchProducer = NO_PRODUCER
     ) -> None:
         """Append records, then call `apply` with the offset of the first one, in log order."""
         now_ms = self.clock.time_ms()

@@ -17,8 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.context import Context, HandlerResult
-from headrace.wire.api import BETWEEN_BROKERS, request_class
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import BETWEEN_BROKERS, ApiKey, request_class
 from headrace.wire.schema import Message
 
 if TYPE_CHECKING:

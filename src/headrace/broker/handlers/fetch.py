@@ -308,7 +308,7 @@ async def _convert_and_respond(
 def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer, int]:
     """Convert batches to a message set for clients older than Kafka 0.11, without control records."""
     # Imported here: hardly any client is that old.
-    from headrace.wire import legacy
+    from headrace.wire import message_sets
     from headrace.wire.records import read_batches
 
     batches: list[tuple[BatchHeader, list[Record]]] = []
@@ -322,7 +322,7 @@ def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer
                 break
             records = [record for record in batch.records(OLD_BYTES_MAX) if record.offset >= first_offset]
             batches.append((batch.header, records))
-        return legacy.convert_down(batches, magic=magic), Code.NONE
+        return message_sets.convert_down(batches, magic=magic), Code.NONE
     except DecompressedSizeError:
         return b"", Code.MESSAGE_TOO_LARGE
     except WireError:

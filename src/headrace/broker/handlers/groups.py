@@ -25,7 +25,7 @@ from headrace.wire.api.groups import (
     SyncGroupResponse,
 )
 from headrace.wire.api.metadata import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
-from headrace.wire.hashing import coordinator_partition
+from headrace.wire.internal_topics import coordinator_partition
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import Decompression
 from headrace.errors import BrokerError, Code, CorruptBatchError, WireError
-from headrace.wire import legacy
+from headrace.wire import message_sets
 from headrace.wire.compression import compress
 from headrace.wire.kernel import kernel
 from headrace.wire.layout import (
@@ -219,7 +219,7 @@ def _convert_up(view: memoryview, config: LogConfig, bytes_max: int) -> tuple[me
     Its messages may decompress to at most `bytes_max`.
     """
     try:
-        rows = legacy.decode(view, bytes_max=bytes_max)
+        rows = message_sets.decode(view, bytes_max=bytes_max)
     except CorruptBatchError as error:
         raise invalid(str(error), Code.CORRUPT_MESSAGE) from None
     except WireError as error:

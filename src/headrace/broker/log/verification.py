@@ -20,7 +20,7 @@ from headrace.broker.log.checkpoints import SegmentCheckpoint
 from headrace.broker.log.producer_state import NO_TRANSACTION
 from headrace.broker.log.segment import SCAN_BATCHES_MAX, Segment
 from headrace.wire.kernel import kernel
-from headrace.wire.layout import HEADER_BYTES, BatchHeader, header_layout
+from headrace.wire.layout import CHECKSUM_PROBLEM, HEADER_BYTES, OFFSET_PROBLEM, BatchHeader, header_layout
 
 VERIFY_AT_START_BYTES = 32 * 1024 * 1024
 """Of all segments of a broker, before it is ready: some 10 ms from memory, some 200 ms from a disk."""
@@ -28,7 +28,6 @@ VERIFY_BYTES_A_SECOND = 32 * 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
 
 NO_EPOCH = -1
-CHECKSUM_PROBLEM = "a checksum is wrong"
 
 
 class Damage(NamedTuple):
@@ -138,7 +137,7 @@ class SegmentVerifier:
             if problem == CHECKSUM_PROBLEM:
                 at = self._skip_damaged(data, after)
             elif is_last or after == 0:
-                first = self._expected_offset if "goes back" in problem else self.next_offset
+                first = self._expected_offset if problem == OFFSET_PROBLEM else self.next_offset
                 self._add_damage(first, self._end_offset, f"at byte {self.good_bytes + after}: {problem}")
                 self._is_done = True
             else:

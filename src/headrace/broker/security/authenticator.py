@@ -14,16 +14,12 @@ from headrace.broker.catalog.security import Users
 from headrace.broker.clock import Clock
 from headrace.broker.context import Session
 from headrace.broker.security.mechanisms import (
-    MECHANISMS,
-    OAUTHBEARER,
-    PLAIN,
     OAuthBearer,
     PasswordCheck,
     Plain,
     UnsecuredTokens,
     Validator,
     check_against,
-    jaas_options,
     jaas_users,
     load,
     plain_users,
@@ -32,8 +28,9 @@ from headrace.broker.security.sasl import MechanismFactory, SaslAuthentication, 
 from headrace.broker.security.scram import Scram
 from headrace.broker.security.tls import Certificate, MappingRules, server_context
 from headrace.broker.server.listener import Listener
-from headrace.config import Config, Secret
+from headrace.config import Config, Secret, jaas_options
 from headrace.errors import ConfigError
+from headrace.wire.sasl import MECHANISMS, OAUTHBEARER, PLAIN
 
 _CALLBACK = "sasl.server.callback.handler.class"
 _UNSECURED = (

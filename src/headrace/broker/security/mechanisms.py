@@ -17,14 +17,8 @@ from importlib import import_module
 from typing import Protocol, TypeAlias
 
 from headrace.broker.clock import Clock
-from headrace.config import Secret
+from headrace.config import Secret, jaas_options
 from headrace.errors import AuthenticationError, ConfigError
-
-PLAIN = "PLAIN"
-SCRAM_SHA_256 = "SCRAM-SHA-256"
-SCRAM_SHA_512 = "SCRAM-SHA-512"
-OAUTHBEARER = "OAUTHBEARER"
-MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER)
 
 
 class ServerMechanism(Protocol):
@@ -209,25 +203,7 @@ def _claim_ms(claims: Mapping[str, object], name: str) -> float | None:
 # -- users in options --------------------------------------------------------------------------------
 
 
-_ENTRY = re.compile(r"\s*[\w.$]+\s+(?:required|requisite|sufficient|optional)\b(.*?);?\s*", re.DOTALL | re.I)
-_OPTION = re.compile(r'\s+([^\s="]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.DOTALL)
 _USER_PREFIX = "user_"
-
-
-def jaas_options(text: str) -> dict[str, str]:
-    """Return the options of a JAAS entry `<login module> required name="value" …;`. The module is ignored."""
-    entry = _ENTRY.fullmatch(text)
-    rest = entry[1] if entry else text
-    options: dict[str, str] = {}
-    while entry is None or rest.strip():
-        option = _OPTION.match(rest) if entry else None
-        if option is None:
-            # The text contains secrets: the message must not quote it.
-            raise ConfigError('invalid sasl.jaas.config: expected `<login module> required name="value" …;`')
-        name, quoted, bare = option.groups()
-        options[name] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-        rest = rest[option.end() :]
-    return options
 
 
 def jaas_users(text: str) -> dict[str, Secret]:

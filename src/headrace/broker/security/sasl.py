@@ -25,7 +25,7 @@ from headrace.broker.clock import Clock
 from headrace.broker.context import ANONYMOUS, Session
 from headrace.broker.security.mechanisms import ServerMechanism
 from headrace.errors import AuthenticationError, BrokerError, Code
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import ApiKey
 
 log = logging.getLogger("headrace.broker")
 

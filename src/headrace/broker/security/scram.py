@@ -16,8 +16,8 @@ import re
 import secrets
 
 from headrace.broker.catalog.security import Credential, Users
-from headrace.broker.security.mechanisms import SCRAM_SHA_256, SCRAM_SHA_512
 from headrace.errors import AuthenticationError
+from headrace.wire.sasl import SCRAM_SHA_256, SCRAM_SHA_512
 
 ITERATIONS_MIN = 4096
 ITERATIONS_MAX = 16_384

@@ -21,8 +21,7 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.faults import CloseConnection
 from headrace.broker.handlers import SUPPORTED, failure_handler, supported
 from headrace.errors import BrokerError, Code, MalformedError
-from headrace.wire.api import api_name, response_class
-from headrace.wire.api_keys import ApiKey
+from headrace.wire.api import ApiKey, api_name, response_class
 from headrace.wire.frames import (
     RequestHeader,
     decode_request_body,

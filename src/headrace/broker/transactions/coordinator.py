@@ -40,7 +40,7 @@ from headrace.broker.transactions.transaction import (
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import ProducerIdAndEpoch, TopicPartition
-from headrace.wire.hashing import coordinator_partition
+from headrace.wire.internal_topics import coordinator_partition
 from headrace.wire.layout import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import struct
 from headrace.broker.transactions.transaction import NOT_STARTED, Transaction, TransactionState
 from headrace.errors import MalformedError
 from headrace.types import TopicPartition
+from headrace.wire.internal_topics import PartitionsOfTopic, TransactionLogKey, TransactionLogValue
 from headrace.wire.layout import Record
-from headrace.wire.transaction_log import PartitionsOfTopic, TransactionLogKey, TransactionLogValue
 
 KEY_VERSION = 0
 VALUE_VERSION = 1

@@ -25,7 +25,7 @@ from headrace.broker.internal_topics import code_for_clients
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import BrokerError, Code, WireError
-from headrace.wire.hashing import coordinator_partition
+from headrace.wire.internal_topics import coordinator_partition
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.client.blocking import BlockingClient, Role
 from headrace.errors import BrokerError
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
+
+R = TypeVar("R", bound=Message)
 
 
 class Failure(NamedTuple):
@@ -24,17 +26,19 @@ class Admin:
     def __init__(self, client: BlockingClient) -> None:
         self.client = client
 
-    def request_all_brokers(self, message: Message | Callable[[int], Message], **options: Any) -> list[Any]:
+    def request_all_brokers(
+        self, message: RequestMessage[R] | Callable[[int], RequestMessage[R]], **options: Any
+    ) -> list[R]:
         """Return the responses of all brokers."""
         brokers = self.client.cluster((), self.client.deadline(), fresh=True).brokers
         return [self.client.request(message, node_id, **options) for node_id in brokers]
 
     def change(
         self,
-        message: Message | Callable[[int], Message],
-        failures: Callable[[Any], Iterable[Failure]],
+        message: RequestMessage[R] | Callable[[int], RequestMessage[R]],
+        failures: Callable[[R], Iterable[Failure]],
         **options: Any,
-    ) -> Any:
+    ) -> R:
         """Send a request to the controller; raises if any part of it failed."""
         response = self.client.request(
             message, Role.CONTROLLER, codes=lambda response: [f.code for f in failures(response)], **options

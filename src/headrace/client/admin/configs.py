@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Role, Target
 from headrace.wire.api.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResult,
     IncrementalAlterConfigsRequest,
     IncrementalConfig,
     IncrementalConfigsResource,
+    IncrementalConfigsResourceResponse,
 )
 
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
@@ -130,15 +133,18 @@ def _by_target(
     return targets
 
 
-def _resource(result: Any) -> ConfigResource:
+_Result = DescribeConfigsResult | IncrementalConfigsResourceResponse
+
+
+def _resource(result: _Result) -> ConfigResource:
     return ConfigResource(ResourceKind(result.resource_type), result.resource_name)
 
 
-def _failures(results: Iterable[Any]) -> list[Failure]:
+def _failures(results: Iterable[_Result]) -> list[Failure]:
     return [Failure(str(_resource(result)), result.error_code, result.error_message) for result in results]
 
 
-def _entry(config: Any) -> ConfigEntry:
+def _entry(config: DescribeConfigsResourceResult) -> ConfigEntry:
     known = config.config_source in {source.value for source in ConfigSource}
     source = ConfigSource(config.config_source) if known else ConfigSource.UNKNOWN
     return ConfigEntry(config.name, config.value, source, config.read_only, config.is_sensitive)

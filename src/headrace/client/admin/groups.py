@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Coordinator, CoordinatorKind
@@ -22,15 +21,18 @@ from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
 )
-from headrace.wire.schema import Message
 
 NOTHING_COMMITTED = -1
 
@@ -188,7 +190,7 @@ class GroupAdmin(Admin):
         """
         topics = None if partitions is None else by_topic(TopicPartition(*tp) for tp in partitions)
 
-        def build(version: int) -> Message:
+        def build(version: int) -> OffsetFetchRequest:
             if version < 8:
                 old = (
                     None
@@ -209,17 +211,12 @@ class GroupAdmin(Admin):
             group = OffsetFetchRequestGroup(group_id=group_id, topics=new)
             return OffsetFetchRequest(groups=[group], require_stable=require_stable)
 
-        def of_group(response: Any) -> Any:
+        def of_group(response: OffsetFetchResponse) -> OffsetFetchResponse | OffsetFetchResponseGroup:
             return response.groups[0] if response.groups else response
 
-        def failures(response: Any) -> list[Failure]:
+        def failures(response: OffsetFetchResponse) -> list[Failure]:
             group = of_group(response)
-            partitions = [
-                Failure(f"group {group_id!r}, {topic.name}-{p.partition_index}", p.error_code)
-                for topic in group.topics
-                for p in topic.partitions
-            ]
-            return [Failure(f"group {group_id!r}", group.error_code), *partitions]
+            return [Failure(f"group {group_id!r}", group.error_code), *_partition_failures(group_id, group)]
 
         response = self.client.request(
             build,
@@ -297,7 +294,10 @@ def _commit(number: int, offset: CommittedOffset) -> OffsetCommitRequestPartitio
     )
 
 
-def _partition_failures(group_id: str, response: Any) -> list[Failure]:
+def _partition_failures(
+    group_id: str,
+    response: OffsetFetchResponse | OffsetFetchResponseGroup | OffsetCommitResponse | OffsetDeleteResponse,
+) -> list[Failure]:
     return [
         Failure(f"group {group_id!r}, {topic.name}-{p.partition_index}", p.error_code)
         for topic in response.topics

@@ -5,22 +5,29 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import Isolation, PartitionOffset, by_topic, list_offsets
 from headrace.errors import Code
 from headrace.types import TopicPartition
-from headrace.wire.api.metadata import DescribeClusterRequest, MetadataRequest, MetadataRequestTopic
+from headrace.wire.api.metadata import (
+    DescribeClusterRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponseTopic,
+)
 from headrace.wire.api.topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
+    CreatableTopicResult,
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
     CreateTopicsRequest,
+    DeletableTopicResult,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -28,7 +35,6 @@ from headrace.wire.api.topics import (
     DeleteTopicsRequest,
     DeleteTopicState,
 )
-from headrace.wire.schema import Message
 
 BROKERS_DEFAULT = -1
 TO_THE_END = -1
@@ -81,12 +87,12 @@ class TopicAdmin(Admin):
             timeout_ms=self._request_timeout_ms,
             validate_only=validate_only,
         )
-        self.change(message, lambda response: [Failure(f"topic {t.name!r}", *_code(t)) for t in response.topics])
+        self.change(message, lambda response: map(_failure, response.topics))
 
     def delete_topics(self, names: Iterable[str]) -> None:
         names = list(names)
 
-        def build(version: int) -> Message:
+        def build(version: int) -> DeleteTopicsRequest:
             if version < 6:
                 return DeleteTopicsRequest(topic_names=names, timeout_ms=self._request_timeout_ms)
             topics = [DeleteTopicState(name=name) for name in names]
@@ -94,7 +100,7 @@ class TopicAdmin(Admin):
 
         self.change(
             build,
-            lambda response: [Failure(f"topic {t.name!r}", *_code(t)) for t in response.responses],
+            lambda response: map(_failure, response.responses),
             versions=(1, 6),
             api_key=DeleteTopicsRequest.api_key,
         )
@@ -109,12 +115,12 @@ class TopicAdmin(Admin):
             assigned = None if brokers is None else [CreatePartitionsAssignment(broker_ids=ids) for ids in brokers]
             topics.append(CreatePartitionsTopic(name=name, partition_count=count, assignments=assigned))
         message = CreatePartitionsRequest(topics=topics, timeout_ms=self._request_timeout_ms)
-        self.change(message, lambda response: [Failure(f"topic {t.name!r}", *_code(t)) for t in response.results])
+        self.change(message, lambda response: map(_failure, response.results))
 
     def list_topics(self, *, internal: bool = False) -> list[str]:
         """Return the names of all topics, sorted."""
         response = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
-        return sorted(topic.name for topic in response.topics if internal or not topic.is_internal)
+        return sorted(topic.name for topic in response.topics if topic.name and (internal or not topic.is_internal))
 
     def describe_topics(self, names: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
         """Return partitions, leaders and replicas of topics.
@@ -128,13 +134,13 @@ class TopicAdmin(Admin):
         )
         existing = [topic for topic in response.topics if not missing_ok or topic.error_code not in _MISSING]
         raise_failures(Failure(f"topic {topic.name!r}", topic.error_code) for topic in existing)
-        return {topic.name: _description(topic) for topic in existing}
+        return {topic.name: _description(topic.name, topic) for topic in existing if topic.name}
 
     def describe_all_topics(self) -> dict[str, TopicDescription]:
         """Return all authorized topics, sorted, including internal ones."""
         response = self.client.request(MetadataRequest(topics=None), versions=(1, 12))
-        topics = sorted((topic for topic in response.topics if not topic.error_code), key=lambda topic: topic.name)
-        return {topic.name: _description(topic) for topic in topics}
+        topics = {topic.name: topic for topic in response.topics if topic.name and not topic.error_code}
+        return {name: _description(name, topics[name]) for name in sorted(topics)}
 
     def describe_cluster(self) -> ClusterDescription:
         response = self.client.request(DescribeClusterRequest())
@@ -157,7 +163,7 @@ class TopicAdmin(Admin):
         """Delete the records before these offsets (or TO_THE_END); returns the new log start offsets."""
         offsets = {TopicPartition(*tp): offset for tp, offset in before.items()}
 
-        def build(partitions: list[TopicPartition]) -> Message:
+        def build(partitions: list[TopicPartition]) -> DeleteRecordsRequest:
             topics = [
                 DeleteRecordsTopic(
                     name=topic,
@@ -182,8 +188,8 @@ class TopicAdmin(Admin):
         return int(self.client.settings.request_timeout_ms)
 
 
-def _code(result: Any) -> tuple[int, str | None]:
-    return result.error_code, result.error_message
+def _failure(topic: CreatableTopicResult | DeletableTopicResult | CreatePartitionsTopicResult) -> Failure:
+    return Failure(f"topic {topic.name!r}", topic.error_code, topic.error_message)
 
 
 def _creatable(topic: NewTopic) -> CreatableTopic:
@@ -199,9 +205,9 @@ def _creatable(topic: NewTopic) -> CreatableTopic:
     )
 
 
-def _description(topic: Any) -> TopicDescription:
+def _description(name: str, topic: MetadataResponseTopic) -> TopicDescription:
     partitions = sorted(
         PartitionInfo(p.partition_index, p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes))
         for p in topic.partitions
     )
-    return TopicDescription(topic.name, uuid.UUID(bytes=topic.topic_id), topic.is_internal, tuple(partitions))
+    return TopicDescription(name, uuid.UUID(bytes=topic.topic_id), topic.is_internal, tuple(partitions))

@@ -24,7 +24,6 @@ from headrace.wire.api.transactions import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from headrace.wire.schema import Message
 
 TRANSACTION_MS_MAX = 15 * 60 * 1000
 """The default of transaction.max.timeout.ms on brokers."""
@@ -140,7 +139,7 @@ class TransactionAdmin(Admin):
         """Write an abort marker to one partition, bypassing the coordinator. For hanging transactions only."""
         partition = TopicPartition(*partition)
 
-        def build(partitions: list[TopicPartition]) -> Message:
+        def build(partitions: list[TopicPartition]) -> WriteTxnMarkersRequest:
             topics = [
                 WritableTxnMarkerTopic(name=topic, partition_indexes=numbers)
                 for topic, numbers in by_topic(partitions).items()
@@ -191,7 +190,7 @@ def _of_transaction(transactional_id: str) -> Coordinator:
     return Coordinator(CoordinatorKind.TRANSACTION, transactional_id)
 
 
-def _build_producers(partitions: list[TopicPartition]) -> Message:
+def _build_producers(partitions: list[TopicPartition]) -> DescribeProducersRequest:
     topics = [TopicRequest(name=name, partition_indexes=numbers) for name, numbers in by_topic(partitions).items()]
     return DescribeProducersRequest(topics=topics)
 

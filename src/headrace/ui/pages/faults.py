@@ -17,7 +17,7 @@ from headrace.ui.elements import EmptyNote, Problem, Select, Text, TextField, Ti
 from headrace.ui.frame import frame
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, item_rows, paged
 from headrace.ui.view import View
-from headrace.wire.api import APIS
+from headrace.wire.api import APIS, api_name
 
 POLL_SECONDS = 1.0
 POLL_SECONDS_MAX = 5.0
@@ -285,7 +285,7 @@ class FaultForm:
             self._where = ui.element("div")
             self._where.set_visibility(False)
             self._broker: Select | None = None
-            apis = sorted(name for name, _ in APIS.values())
+            apis = sorted(map(api_name, APIS))
             self._api = Select("API", {EVERY_REQUEST: "any", **{name: name for name in apis}}, "Produce")
             self._topic = TextField("Topic", placeholder="any; wildcards * and ?")
             self._client = TextField("Client id", placeholder="any; wildcards * and ?")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from nicegui import ui
 
 from headrace.client.admin import AdminClient, GroupListing
-from headrace.client.facts.groups import GroupFacts, Member, PartitionLag
+from headrace.client.queries.groups import GroupOverview, Member, PartitionLag
 from headrace.ui import formatting
 from headrace.ui.actions import action_button
 from headrace.ui.charts import LineChart
@@ -143,7 +143,7 @@ class _GroupContent:
                 after=lambda _: ui.navigate.to("/groups"),
             )
 
-    def _facts(self) -> GroupFacts | None:
+    def _facts(self) -> GroupOverview | None:
         snapshot = self._feeds.request([self._name], self._details).get(self._name)
         return None if snapshot is None else snapshot.facts
 
@@ -170,7 +170,7 @@ class _GroupContent:
             return f"Group {self._name!r} does not exist: it was deleted, or its offsets have expired."
         return None
 
-    def _show(self, facts: GroupFacts) -> None:
+    def _show(self, facts: GroupOverview) -> None:
         self._state.show(facts.state, f"{facts.type} protocol{', ' + facts.assignor if facts.assignor else ''}")
         self._members.show(formatting.count(None if facts.members is None else len(facts.members)))
         lagging = sum(1 for partition in facts.partitions if partition.lag)
@@ -185,7 +185,7 @@ def _delete(admin: AdminClient, name: str) -> str:
     return name
 
 
-def _member_table(facts: Callable[[], GroupFacts | None]) -> ServerTable:
+def _member_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
     def members() -> Iterable[Member]:
         group = facts()
         return (group.members or ()) if group else ()
@@ -206,7 +206,7 @@ def _member_table(facts: Callable[[], GroupFacts | None]) -> ServerTable:
     )
 
 
-def _partition_table(facts: Callable[[], GroupFacts | None]) -> ServerTable:
+def _partition_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
     def partitions() -> Iterable[PartitionLag]:
         group = facts()
         return group.partitions if group else ()
@@ -222,7 +222,7 @@ def _partition_table(facts: Callable[[], GroupFacts | None]) -> ServerTable:
             Column("lag_time", "Lag in time", "number", sortable=True),
             Column("client", "Consumer"),
         ],
-        item_rows(partitions, partition_row, keys=_PARTITION_KEYS, text=lambda partition: str(partition.at)),
+        item_rows(partitions, partition_row, keys=_PARTITION_KEYS, text=lambda partition: str(partition.tp)),
         row_key="at",
         empty="No committed offsets and no assigned partitions.",
         search="topics",
@@ -236,8 +236,8 @@ _MEMBER_KEYS = {
     "count": lambda member: len(member.partitions),
 }
 _PARTITION_KEYS = {
-    "topic": lambda partition: partition.at,
-    "partition": lambda partition: (partition.at.partition, partition.at.topic),
+    "topic": lambda partition: partition.tp,
+    "partition": lambda partition: (partition.tp.partition, partition.tp.topic),
     "lag": lambda partition: -1 if partition.lag is None else partition.lag,
     "lag_time": lambda partition: -1 if partition.lag_ms is None else partition.lag_ms,
 }
@@ -271,7 +271,7 @@ def trend_of(history: LagHistory) -> Trend:
     return Trend("growing", "↗", "warn", speed) if per_s > 0 else Trend("shrinking", "↘", "good", speed)
 
 
-def lag_text(facts: GroupFacts) -> str:
+def lag_text(facts: GroupOverview) -> str:
     is_known = any(partition.committed is not None for partition in facts.partitions)
     return formatting.count(facts.lag, "records") if is_known else "no committed offsets"
 
@@ -280,7 +280,7 @@ def lag_time_text(lag_ms: int | None) -> str:
     return formatting.duration(None if lag_ms is None else lag_ms / 1000)
 
 
-def group_row(listing: GroupListing, facts: GroupFacts | None, history: LagHistory) -> Row:
+def group_row(listing: GroupListing, facts: GroupOverview | None, history: LagHistory) -> Row:
     """Return the row of a group; `facts` arrive a moment after the listing."""
     members = None if facts is None or facts.members is None else len(facts.members)
     trend = trend_of(history)
@@ -300,10 +300,10 @@ def group_row(listing: GroupListing, facts: GroupFacts | None, history: LagHisto
 
 def partition_row(partition: PartitionLag) -> Row:
     return {
-        "at": str(partition.at),
-        "topic": partition.at.topic,
-        "topic_href": topic_url(partition.at.topic),
-        "partition": str(partition.at.partition),
+        "at": str(partition.tp),
+        "topic": partition.tp.topic,
+        "topic_href": topic_url(partition.tp.topic),
+        "partition": str(partition.tp.partition),
         "committed": formatting.count(partition.committed),
         "end": "deleted or leaderless" if partition.end is None else formatting.count(partition.end),
         "lag": formatting.count(partition.lag, "records"),

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from nicegui import background_tasks, ui
 
 from headrace.client.admin import AdminClient
-from headrace.client.facts.filters import filters_of, header_of, pattern_of
-from headrace.client.facts.times import parse_time_ms
 from headrace.client.fetch_data import FetchedRecord
 from headrace.client.offsets import Isolation
+from headrace.client.text_formats import parse_header, parse_pattern, parse_time_ms, record_filters
 from headrace.errors import ConfigError, HeadraceError
 from headrace.producer.producer import Producer
 from headrace.producer.records import RecordMetadata
@@ -150,10 +149,10 @@ class _Fields:
             start,
             self._position(start),
             parse_int(number, "partition") if number else None,
-            filters_of(
-                pattern_of(key, is_regex=is_regex) if key else None,
-                pattern_of(value, is_regex=is_regex) if value else None,
-                [header_of(header)] if header else [],
+            record_filters(
+                parse_pattern(key, is_regex=is_regex) if key else None,
+                parse_pattern(value, is_regex=is_regex) if value else None,
+                [parse_header(header)] if header else [],
             ),
             Isolation.of(self.isolation.value),
         )

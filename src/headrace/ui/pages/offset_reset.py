@@ -1,6 +1,6 @@
 """Form that resets the offsets of a group: choose a position, preview the changes, then apply exactly those.
 
-fields ─► Target, partitions ─► preview of current and new offsets ─► set the previewed offsets
+fields ─► ResetTarget, partitions ─► preview of current and new offsets ─► set the previewed offsets
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from datetime import UTC
 from nicegui import ui
 
 from headrace.client.admin import AdminClient, TopicPartition
-from headrace.client.facts.groups import look_up
-from headrace.client.facts.partitions import chosen_partitions
-from headrace.client.facts.resets import Change, Target, plan
-from headrace.client.facts.times import parse_time_ms
+from headrace.client.queries.groups import OffsetChange, ResetTarget, find_group, plan_reset
+from headrace.client.queries.topics import chosen_partitions
+from headrace.client.text_formats import parse_time_ms
 from headrace.errors import ConfigError, HeadraceError
 from headrace.ui import formatting
 from headrace.ui.actions import GRACE_SECONDS, button, in_thread, run_action
@@ -45,7 +44,7 @@ class OffsetResetForm:
     def __init__(self, view: View, group: str) -> None:
         self._view = view
         self._group = group
-        self._changes: list[Change] = []
+        self._changes: list[OffsetChange] = []
         Text(
             "p",
             "The group must have no members. Offsets are limited to what a partition contains. Nothing is changed "
@@ -99,20 +98,20 @@ class OffsetResetForm:
         self._table.refresh()
         self._outcome.set_visibility(True)
 
-    def _planned(self, target: Target, topic: str, numbers: list[int] | None) -> list[Change]:
+    def _planned(self, target: ResetTarget, topic: str, numbers: list[int] | None) -> list[OffsetChange]:
         with self._view.cluster.connect(PREVIEW_MS_MAX) as admin:
             chosen: list[TopicPartition] | None = None
             if topic:
                 chosen = chosen_partitions(admin, {topic: numbers})
             elif numbers is not None:
                 raise ConfigError("partitions given without a topic: enter the topic as well")
-            return plan(admin, self._group, look_up(admin, self._group), target, chosen)
+            return plan_reset(admin, self._group, find_group(admin, self._group), target, chosen)
 
     async def _apply(self) -> None:
         changes = list(self._changes)
 
         def set_offsets(admin: AdminClient) -> int:
-            admin.alter_group_offsets(self._group, {change.at: change.after for change in changes})
+            admin.alter_group_offsets(self._group, {change.tp: change.after for change in changes})
             return len(changes)
 
         done = await run_action(
@@ -128,15 +127,15 @@ class OffsetResetForm:
 
     # -- input -----------------------------------------------------------------------------------
 
-    def _target(self) -> Target:
+    def _target(self) -> ResetTarget:
         kind = self._target_field.value
         if kind in (EARLIEST, LATEST):
-            return Target(end=kind)
+            return ResetTarget(end=kind)
         text = self._values[kind].value.strip()
         if kind == TIME:
-            return Target(time_ms=parse_time_ms(text, UTC))
+            return ResetTarget(time_ms=parse_time_ms(text, UTC))
         number = parse_int(text, "offset" if kind == OFFSET else "number of offsets", is_signed=True)
-        return Target(offset=number) if kind == OFFSET else Target(shift=number)
+        return ResetTarget(offset=number) if kind == OFFSET else ResetTarget(shift=number)
 
     def _numbers(self) -> list[int] | None:
         text = self._partitions.value.strip()
@@ -145,7 +144,7 @@ class OffsetResetForm:
         return [parse_int(part.strip(), "partition") for part in text.split(",")]
 
 
-def _table(changes: Callable[[], list[Change]]) -> ServerTable:
+def _table(changes: Callable[[], list[OffsetChange]]) -> ServerTable:
     return ServerTable(
         "Preview",
         [
@@ -153,7 +152,7 @@ def _table(changes: Callable[[], list[Change]]) -> ServerTable:
             Column("partition", "Partition", "number"),
             Column("before", "Current offset", "number"),
             Column("after", "New offset", "number"),
-            Column("moved", "Change", "number", sortable=True),
+            Column("moved", "OffsetChange", "number", sortable=True),
         ],
         item_rows(changes, _row, keys={"moved": lambda change: change.after - (change.before or 0)}),
         row_key="at",
@@ -161,11 +160,11 @@ def _table(changes: Callable[[], list[Change]]) -> ServerTable:
     )
 
 
-def _row(change: Change) -> Row:
+def _row(change: OffsetChange) -> Row:
     return {
-        "at": str(change.at),
-        "topic": change.at.topic,
-        "partition": str(change.at.partition),
+        "at": str(change.tp),
+        "topic": change.tp.topic,
+        "partition": str(change.tp.partition),
         "before": "none" if change.before is None else formatting.count(change.before),
         "after": formatting.count(change.after),
         "moved": change.moved or formatting.UNKNOWN,

@@ -8,9 +8,15 @@ from nicegui import ui
 
 from headrace.client.admin import AdminClient, HangingTransaction, TransactionDescription, TransactionListing
 from headrace.client.admin.transactions import UNDER_WAY
-from headrace.client.facts.hanging import abort_hanging, hanging_at
-from headrace.client.facts.history import SPAN_MS, Step
-from headrace.client.facts.transactions import HeldBack, OpenPart, age_ms_of
+from headrace.client.queries.transactions import (
+    HISTORY_MS,
+    BlockedPartition,
+    TransactionPartition,
+    TransactionStep,
+    abort_hanging,
+    find_hanging,
+    transaction_age_ms,
+)
 from headrace.ui import formatting
 from headrace.ui.actions import button, run_action
 from headrace.ui.elements import Problem, Text, Tile, section, tiles
@@ -19,7 +25,7 @@ from headrace.ui.tables import Column, Row, ServerTable, item_rows
 from headrace.ui.transaction_feeds import OpenTransaction, TransactionFeeds, age_seconds
 from headrace.ui.view import View
 
-_MINUTES = SPAN_MS // 60_000
+_MINUTES = HISTORY_MS // 60_000
 ABORT = "Abort"
 ABORT_ACTION = "Abort transaction"
 _STATES = {
@@ -67,7 +73,7 @@ class _TransactionContent:
             self._step_table = self._make_step_table()
 
     def _make_part_table(self) -> ServerTable:
-        def parts() -> Iterable[OpenPart]:
+        def parts() -> Iterable[TransactionPartition]:
             transaction = self._transaction()
             return transaction.parts if transaction else ()
 
@@ -81,14 +87,14 @@ class _TransactionContent:
                 Column("end", "End offset", "number"),
                 Column("beyond_lso", "Beyond LSO", "number", sortable=True),
             ],
-            item_rows(parts, part_row, keys=_PART_KEYS, text=lambda part: str(part.at)),
+            item_rows(parts, part_row, keys=_PART_KEYS, text=lambda part: str(part.tp)),
             row_key="at",
             empty="No partitions: the transaction is not open.",
             sort_by="topic",
         )
 
     def _make_step_table(self) -> ServerTable:
-        def newest_first() -> Iterable[tuple[int, Step, Step | None]]:
+        def newest_first() -> Iterable[tuple[int, TransactionStep, TransactionStep | None]]:
             detail = self._detail.get()
             steps = detail.history.steps if detail else ()
             return reversed([(i + 1, step, steps[i - 1] if i else None) for i, step in enumerate(steps)])
@@ -148,8 +154,8 @@ class _TransactionContent:
 
 
 _PART_KEYS = {
-    "topic": lambda part: part.at,
-    "beyond_lso": lambda part: part.holds_back,
+    "topic": lambda part: part.tp,
+    "beyond_lso": lambda part: part.blocked_count,
 }
 
 
@@ -163,13 +169,13 @@ def state_cells(state: str) -> Row:
 
 
 def age_text(description: TransactionDescription) -> str:
-    age_ms = age_ms_of(description)
+    age_ms = transaction_age_ms(description)
     return formatting.duration(None if age_ms is None else age_ms / 1000)
 
 
 def left_text(description: TransactionDescription) -> str:
     """Format the time until the coordinator aborts the transaction."""
-    age_ms = age_ms_of(description)
+    age_ms = transaction_age_ms(description)
     if age_ms is None:
         return formatting.UNKNOWN
     left_ms = description.timeout_ms - age_ms
@@ -204,23 +210,23 @@ def open_row(transaction: OpenTransaction, read_only: bool) -> Row:
     }
 
 
-def part_row(part: OpenPart) -> Row:
+def part_row(part: TransactionPartition) -> Row:
     note = ""
     if part.start is not None and part.stable is not None and part.stable < part.start:
         note = "behind an earlier open transaction"
     return {
-        "at": str(part.at),
-        "topic": part.at.topic,
-        "topic_href": topic_url(part.at.topic),
-        "partition": str(part.at.partition),
+        "at": str(part.tp),
+        "topic": part.tp.topic,
+        "topic_href": topic_url(part.tp.topic),
+        "partition": str(part.tp.partition),
         "start": "no records yet" if part.start is None else formatting.count(part.start),
         "stable": formatting.count(part.stable),
         "end": formatting.count(part.end),
-        "beyond_lso": note or beyond_lso_text(part.holds_back),
+        "beyond_lso": note or beyond_lso_text(part.blocked_count),
     }
 
 
-def hanging_row(transaction: HangingTransaction, held: HeldBack | None, read_only: bool) -> Row:
+def hanging_row(transaction: HangingTransaction, held: BlockedPartition | None, read_only: bool) -> Row:
     partition, producer = transaction.partition, transaction.producer
     return {
         "key": f"{partition}@{producer.transaction_start_offset}",
@@ -235,7 +241,7 @@ def hanging_row(transaction: HangingTransaction, held: HeldBack | None, read_onl
     }
 
 
-def step_row(number: int, step: Step, previous: Step | None) -> Row:
+def step_row(number: int, step: TransactionStep, previous: TransactionStep | None) -> Row:
     return {
         "number": str(number),
         "at": formatting.moment_ms(step.at_ms),
@@ -281,7 +287,7 @@ async def abort_in_partition(view: View, problem: Problem, transaction: HangingT
     assert start is not None
 
     def mark(admin: AdminClient) -> str:
-        abort_hanging(admin, partition, hanging_at(admin, partition, start))
+        abort_hanging(admin, partition, find_hanging(admin, partition, start))
         return str(partition)
 
     await run_action(

@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from headrace.client.admin import HangingTransaction, TransactionListing
-from headrace.client.facts.transactions import age_ms_of
+from headrace.client.queries.transactions import transaction_age_ms
 from headrace.ui import formatting
 from headrace.ui.elements import Problem, Text, Tile, section, tiles
 from headrace.ui.frame import frame
@@ -172,7 +172,7 @@ class _TransactionsContent:
             self._view.topology.get()
             self._view.traffic.ends.get()
         if transactions is not None:
-            ages = [age_ms_of(transaction.description) or 0 for transaction in transactions.open.values()]
+            ages = [transaction_age_ms(transaction.description) or 0 for transaction in transactions.open.values()]
             self._open.show(formatting.count(transactions.open_count))
             self._oldest.show(formatting.duration(max(ages) / 1000) if ages else formatting.UNKNOWN)
             self._ids.show(formatting.count(len(transactions.listings)))
@@ -189,7 +189,7 @@ class _TransactionsContent:
 _OPEN_KEYS: dict[str, Any] = {
     "id": lambda transaction: transaction.description.transactional_id,
     "state": lambda transaction: transaction.description.state,
-    "age": lambda transaction: age_ms_of(transaction.description) or 0,
+    "age": lambda transaction: transaction_age_ms(transaction.description) or 0,
     "partitions": lambda transaction: len(transaction.description.partitions),
     "beyond_lso": lambda transaction: transaction.beyond_lso,
 }

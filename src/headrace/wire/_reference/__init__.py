@@ -1,10 +1,10 @@
-"""The kernel in plain Python: the definition of what `_kernel` does, and the fallback where there is no compiler."""
+"""The kernel in plain Python: the definition of `_kernel`, and the fallback without a C compiler."""
 
 from headrace.wire._reference.batches import cut_batches, find_timestamp, scan_batches, scan_records
 from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, hash_rows, largest_row, partition_keys
+from headrace.wire._reference.message_sets import decode_message_set, encode_message_set
 from headrace.wire._reference.messages import MessageCodec
-from headrace.wire._reference.old_messages import decode_messages, encode_messages
 from headrace.wire._reference.records import OpenBatch, check_records, decode_records, write_header
 
 __all__ = [
@@ -14,10 +14,10 @@ __all__ = [
     "check_records",
     "crc32c",
     "cut_batches",
-    "decode_messages",
+    "decode_message_set",
     "decode_records",
     "encode_columns",
-    "encode_messages",
+    "encode_message_set",
     "find_timestamp",
     "hash_rows",
     "largest_row",

@@ -1,4 +1,4 @@
-"""CRC32C, murmur2 and the hash of rows in plain Python."""
+"""CRC32C, murmur2 and the row hash in plain Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with contextlib.suppress(ImportError):
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
-    """The CRC32C of `data`, going on from `value`; by google-crc32c where that is installed."""
+    """Return the CRC32C of `data`, continued from `value`; uses google-crc32c if it is installed."""
     if _library is not None:
         return int(_library.extend(value, bytes(data)))
     table = _TABLE
@@ -39,7 +39,7 @@ def crc32c(data: Buffer, value: int = 0) -> int:
 
 
 def murmur2(data: Buffer) -> int:
-    """Kafka's hash of a key, as a signed 32-bit integer."""
+    """Return Kafka's hash of a key, as a signed 32-bit integer."""
     view = memoryview(data).cast("B")
     length = len(view)
     m, mask = 0x5BD1E995, 0xFFFFFFFF
@@ -56,11 +56,11 @@ def murmur2(data: Buffer) -> int:
     return h - (1 << 32) if h >> 31 else h
 
 
-# The fractional parts of the golden ratio and of the square roots of 2, 3 and 5: odd, and about half of the bits set.
+# From the fractional parts of the golden ratio and of the square roots of 2, 3 and 5: odd, and about half the bits set.
 _HASH_A, _HASH_B, _HASH_C, _HASH_D = 0x9E3779B97F4A7C15, 0x6A09E667F3BCC909, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B
 _HASH_MASK = (1 << 64) - 1
 HASH_START = _HASH_A
-"""The hash of no cell at all. Not 0: what is multiplied with that stays 0."""
+"""The initial value. Not 0, because a product with 0 stays 0."""
 
 
 def _fold(a: int, b: int) -> int:
@@ -69,23 +69,23 @@ def _fold(a: int, b: int) -> int:
 
 
 def hash_cell(value: int, cell: bytes | None) -> int:
-    """Go on with a 64-bit hash over one cell of a row: its length, its bytes, and whether there are any.
+    """Return a 64-bit hash continued over a cell of a row: its length, its bytes, and whether it is null.
 
-    It tells rows apart that differ by accident; it is no protection against rows that were made to collide.
+    It detects accidental differences; it does not protect against deliberate collisions.
     """
     data = cell or b""
-    one = two = value
+    lane1 = lane2 = value
     pos, size = 0, len(data)
 
-    def word(at: int, width: int = 8) -> int:
-        return int.from_bytes(data[at : at + width], "little")
+    def word(start: int, width: int = 8) -> int:
+        return int.from_bytes(data[start : start + width], "little")
 
     while size - pos > 32:
-        one = _fold(word(pos) ^ _HASH_A, word(pos + 8) ^ one)
-        two = _fold(word(pos + 16) ^ _HASH_B, word(pos + 24) ^ two)
+        lane1 = _fold(word(pos) ^ _HASH_A, word(pos + 8) ^ lane1)
+        lane2 = _fold(word(pos + 16) ^ _HASH_B, word(pos + 24) ^ lane2)
         pos += 32
     if size - pos > 16:
-        one = _fold(word(pos) ^ _HASH_A, word(pos + 8) ^ one)
+        lane1 = _fold(word(pos) ^ _HASH_A, word(pos + 8) ^ lane1)
     first = last = 0
     if size >= 16:
         first, last = word(size - 16), word(size - 8)
@@ -95,5 +95,5 @@ def hash_cell(value: int, cell: bytes | None) -> int:
         first, last = word(0, 4), word(size - 4, 4)
     elif size > 0:
         first = data[0] | data[size >> 1] << 8 | data[size - 1] << 16
-    one = _fold(first ^ _HASH_C, last ^ one)
-    return _fold(one ^ two, (0 if cell is None else size + 1) ^ _HASH_D)
+    lane1 = _fold(first ^ _HASH_C, last ^ lane1)
+    return _fold(lane1 ^ lane2, (0 if cell is None else size + 1) ^ _HASH_D)

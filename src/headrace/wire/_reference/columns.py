@@ -1,4 +1,4 @@
-"""Records in Arrow columns, in plain Python: row by row, which is what the compiled kernel avoids."""
+"""Record batches from and to Arrow columns, in plain Python, row by row."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def _is_null(validity: Buffer | None, index: int) -> bool:
 def _cells(column: BytesColumn, rows: range) -> list[bytes | None]:
     offsets = memoryview(column.offsets).cast("B").cast("q" if column.large else "i")
     data = memoryview(column.data)
-    places = [column.first + row for row in rows]
-    return [None if _is_null(column.validity, p) else bytes(data[offsets[p] : offsets[p + 1]]) for p in places]
+    indexes = [column.first + row for row in rows]
+    return [None if _is_null(column.validity, i) else bytes(data[offsets[i] : offsets[i + 1]]) for i in indexes]
 
 
 def _headers(column: HeadersColumn, rows: int) -> list[list[Header]]:
     offsets = memoryview(column.offsets).cast("B").cast("i")
     result: list[list[Header]] = []
-    for place in range(column.first, column.first + rows):
-        items = range(0) if _is_null(column.validity, place) else range(offsets[place], offsets[place + 1])
+    for index in range(column.first, column.first + rows):
+        items = range(0) if _is_null(column.validity, index) else range(offsets[index], offsets[index + 1])
         names = [(name or b"").decode() for name in _cells(column.keys, items)]
         result.append(list(zip(names, _cells(column.values, items), strict=True)))
     return result
 
 
 def partition_keys(keys: BytesColumn, row_count: int, partition_count: int) -> bytearray:
-    """The partition of each key as int32: `(murmur2 & 0x7fffffff) % partition_count`, and -1 for a null key."""
+    """Return the partition of each key as int32: `(murmur2 & 0x7fffffff) % partition_count`, -1 for a null key."""
     cells = _cells(keys, range(row_count))
     return bytearray(array("i", [-1 if k is None else (murmur2(k) & 0x7FFFFFFF) % partition_count for k in cells]))
 
 
 def largest_row(keys: BytesColumn | None, values: BytesColumn, row_count: int) -> tuple[int, int]:
-    """(row, bytes of its key and value) of the first row that has the most; (-1, 0) if there are none."""
+    """Return the first row with the most bytes in key and value, and that number; (-1, 0) if there are no rows."""
     sizes = [len(value or b"") for value in _cells(values, range(row_count))]
     if keys is not None:
         sizes = [size + len(key or b"") for size, key in zip(sizes, _cells(keys, range(row_count)), strict=True)]
@@ -53,9 +53,9 @@ def largest_row(keys: BytesColumn | None, values: BytesColumn, row_count: int) -
 def hash_rows(
     topic: bytes, keys: BytesColumn | None, values: BytesColumn, headers: HeadersColumn | None, row_count: int
 ) -> int:
-    """The sum, modulo 2^64, of a hash of each row over topic, key, value and headers. The order of rows is no matter.
+    """Return the sum, modulo 2^64, of the hashes of all rows over topic, key, value and headers, in any order.
 
-    A row without headers is the same as one whose headers are null.
+    A row without headers equals one with null headers.
     """
     seed = hash_cell(HASH_START, topic)
     key_cells = [None] * row_count if keys is None else _cells(keys, range(row_count))
@@ -75,16 +75,17 @@ def encode_columns(
     headers: HeadersColumn | None,
     timestamps: Buffer | int,
     partitions: Buffer,
+    *,
     partition_rows: int,
     row_count: int,
     partition_count: int,
     batch_bytes_max: int,
     spare: list[bytearray],
 ) -> list[EncodedBatch]:
-    """Batches without headers from columns, rows in order within each partition.
+    """Encode columns as batches without batch headers, in row order within each partition.
 
-    `timestamps` are int64 milliseconds, or a number for all rows. `partitions` are int32, each for as many rows as
-    `partition_rows` says. Neither has nulls. `spare` is for the compiled kernel: here nothing would be won by it.
+    `timestamps` are int64 milliseconds, or a number for all rows. `partitions` are int32, each for `partition_rows`
+    rows. Neither has nulls. `spare` is used by the compiled kernel only.
     """
     key_cells = [None] * row_count if keys is None else _cells(keys, range(row_count))
     value_cells = _cells(values, range(row_count))
@@ -92,37 +93,37 @@ def encode_columns(
     times: Sequence[int] = (
         [timestamps] * row_count if isinstance(timestamps, int) else memoryview(timestamps).cast("B").cast("q")
     )
-    places = [place for place in memoryview(partitions).cast("B").cast("i") for _ in range(partition_rows)]
-    if len(times) < row_count or len(places) < row_count:
+    row_partitions = [number for number in memoryview(partitions).cast("B").cast("i") for _ in range(partition_rows)]
+    if len(times) < row_count or len(row_partitions) < row_count:
         raise ValueError(f"expected timestamps and partitions for {row_count} rows")
-    done: list[EncodedBatch] = []
+    full: list[EncodedBatch] = []
     open_batches: dict[int, EncodedBatch] = {}
+    for row, partition in enumerate(row_partitions[:row_count]):
+        if not 0 <= partition < partition_count:
+            raise ValueError(f"row {row}: expected a partition from 0 to {partition_count - 1}, got {partition}")
     for row in range(row_count):
-        if not 0 <= places[row] < partition_count:
-            raise ValueError(f"row {row}: partition {places[row]} is not one of the {partition_count}")
-    for row in range(row_count):
-        place, time = places[row], times[row]
+        partition, time = row_partitions[row], times[row]
         cells = key_cells[row], value_cells[row], header_cells[row]
-        batch = open_batches.get(place)
+        batch = open_batches.get(partition)
         if batch is not None:
             record = encode_record(time - batch.base_timestamp, batch.record_count, *cells)
             if batch.size + len(record) > batch_bytes_max:
-                done.append(batch)
+                full.append(batch)
                 batch = None
         if batch is None:
             record = encode_record(0, 0, *cells)
-            batch = EncodedBatch(place, bytearray(HEADER_BYTES), 0, time, time)
+            batch = EncodedBatch(partition, bytearray(HEADER_BYTES), 0, time, time)
         batch.buffer.extend(record)
-        open_batches[place] = batch._replace(
-            record_count=batch.record_count + 1, max_timestamp=max(batch.max_timestamp, time)
+        open_batches[partition] = EncodedBatch(
+            partition, batch.buffer, batch.record_count + 1, batch.base_timestamp, max(batch.max_timestamp, time)
         )
-    return done + [open_batches[place] for place in sorted(open_batches)]
+    return full + [open_batches[partition] for partition in sorted(open_batches)]
 
 
 class ColumnDecoder:
-    """Collects the records of many batches in Arrow's layout."""
+    """A decoder that collects the records of many batches in Arrow's layout."""
 
-    def __init__(self, with_headers: bool, bytes_hint: int = 0) -> None:  # the hint is for the compiled kernel
+    def __init__(self, with_headers: bool, bytes_hint: int = 0) -> None:  # the hint is used by the compiled kernel
         self._with_headers = with_headers
         self._offsets = array("q")
         self._timestamps = array("q")
@@ -141,6 +142,7 @@ class ColumnDecoder:
         self,
         payload: Buffer,
         record_count: int,
+        *,
         base_offset: int,
         base_timestamp: int,
         append_time: int,
@@ -149,7 +151,7 @@ class ColumnDecoder:
     ) -> None:
         """Add the records of a decompressed payload with first_offset <= offset < end_offset.
 
-        After an error the decoder must not be used any further.
+        After an error the decoder must not be used.
         """
         view = memoryview(payload)
         if not 0 <= record_count <= len(view) // RECORD_BYTES_MIN:
@@ -158,11 +160,11 @@ class ColumnDecoder:
             )
         self._bytes += len(view)
         if self._bytes > COLUMN_BYTES_MAX:
-            raise ValueError(f"a column would pass {COLUMN_BYTES_MAX} bytes: finish it before adding more")
+            raise ValueError(f"a column would exceed {COLUMN_BYTES_MAX} bytes: finish it before adding more")
         pos = 0
         for _ in range(record_count):
             start, end, pos = read_record_bounds(view, pos)
-            timestamp, offset, key, value, at = read_record_body(view, start, end)
+            timestamp, offset, key, value, headers_pos = read_record_body(view, start, end)
             offset += base_offset
             if not first_offset <= offset < end_offset:
                 continue
@@ -171,7 +173,7 @@ class ColumnDecoder:
             self._keys.append(key)
             self._values.append(value)
             if self._with_headers:
-                for name, content in read_headers(view, at, end):
+                for name, content in read_headers(view, headers_pos, end):
                     self._header_keys.append(name.encode())
                     self._header_values.append(content)
                 self._header_lists.append(len(self._header_keys))
@@ -179,9 +181,9 @@ class ColumnDecoder:
             raise MalformedError(f"expected {record_count} records, {len(view) - pos} bytes are left", offset=pos)
 
     def finish(self) -> tuple[bytearray, bytearray, _Column, _Column, tuple[bytearray, _Column, _Column] | None]:
-        """Offsets, timestamps, keys, values, and (with headers) list offsets, keys and values of them.
+        """Return offsets, timestamps, keys, values, and with headers their list offsets, keys and values.
 
-        A column of bytes is (validity or None, int32 offsets, data). The decoder is spent.
+        A column of bytes is (validity or None, int32 offsets, data). The decoder must not be used after this.
         """
         headers = None
         if self._with_headers:

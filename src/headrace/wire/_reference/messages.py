@@ -1,4 +1,4 @@
-"""Messages by their plan, one field after the other. Slow and plain: what the compiled codec must equal."""
+"""Encoding and decoding of messages by their plan, field by field, in plain Python."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STRING_BYTES_MAX = 0x7FFF
 
 
 class MessageCodec:
-    """Encodes and decodes one message in one version."""
+    """The encoder and decoder of a message in one version."""
 
     def __init__(self, plan: StructPlan) -> None:
         self._plan = plan
 
     def encode(self, message: Any) -> list[Buffer]:
-        """A gather list: record batches by reference, the rest as new bytes."""
+        """Return a list of buffers: record batches are not copied, the rest is new bytes."""
         if type(message) is not self._plan.cls:
             raise TypeError(f"expected {self._plan.cls.__name__}, got {type(message).__name__}")
         writer = _Writer()
@@ -36,17 +36,17 @@ class MessageCodec:
         return writer.finish()
 
     def encode_frame(self, message: Any, head: bytes) -> list[Buffer]:
-        """The same with a size and `head` before it."""
+        """Encode with a size prefix and `head` before the message."""
         parts = self.encode(message)
         size = len(head) + sum(len(part) for part in parts)
         return [_INT32.pack(size) + head + parts[0], *parts[1:]]
 
     def decode(self, data: Buffer, pos: int) -> Any:
-        """The message at `pos`; what follows it is left alone."""
+        """Decode the message at `pos`; bytes after it are ignored."""
         return _Reader(data, pos).struct(self._plan)
 
     def decode_whole(self, data: Buffer) -> Any:
-        """The message that fills `data` to its end."""
+        """Decode the message that fills `data`."""
         reader = _Reader(data, 0)
         message = reader.struct(self._plan)
         if reader.pos != len(data):
@@ -70,21 +70,21 @@ class _Writer:
     def struct(self, plan: StructPlan, value: Any) -> None:
         if type(value) is not plan.cls:
             raise TypeError(f"expected {plan.cls.__name__}, got {type(value).__name__}")
-        for lacking in plan.absent:
-            if value[lacking.place] != lacking.default:
+        for absent in plan.absent:
+            if value[absent.position] != absent.default:
                 raise UnsupportedVersionError(
-                    f"{plan.cls.__name__}.{lacking.name} is {value[lacking.place]!r}, but version {plan.version} "
-                    f"cannot say so: the field is in versions {lacking.versions}"
+                    f"{plan.cls.__name__}.{absent.name} is {value[absent.position]!r}, but version {plan.version} does "
+                    f"not have the field, only versions {absent.versions}"
                 )
         for field in plan.fields:
-            self.field(plan, field, value[field.place])
+            self.field(plan, field, value[field.position])
         if plan.flexible:
             self._tags(plan, value)
 
     def field(self, plan: StructPlan, field: FieldPlan, value: Any) -> None:
         name = f"{plan.cls.__name__}.{field.name}"
         if value is None and field.kind >= _STRING and not field.nullable:
-            raise UnsupportedVersionError(f"{name} is None, which version {plan.version} cannot say")
+            raise UnsupportedVersionError(f"{name} is None, which version {plan.version} does not allow")
         if field.kind == _ARRAY:
             self._length(None if value is None else len(value), plan.flexible, wide=True)
             for item in value or ():
@@ -132,10 +132,10 @@ class _Writer:
     def _tags(self, plan: StructPlan, value: Any) -> None:
         tagged: dict[int, bytes] = dict(value[-1] or {})
         for field in plan.tagged:
-            if value[field.place] == field.default:
+            if value[field.position] == field.default:
                 continue
             inner = _Writer()
-            inner.field(plan, field, value[field.place])
+            inner.field(plan, field, value[field.position])
             tagged[field.tag] = b"".join(inner.finish())
         write_uvarint(self._out, len(tagged))
         for tag in sorted(tagged):
@@ -152,14 +152,14 @@ def _string(value: Any, name: str) -> bytes:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} is {value!r}: {error.reason}") from None
     if len(raw) > STRING_BYTES_MAX:
-        raise ValueError(f"{name} has {len(raw)} bytes, more than {STRING_BYTES_MAX}")
+        raise ValueError(f"{name} has {len(raw)} bytes; the maximum is {STRING_BYTES_MAX}")
     return raw
 
 
 def _bytes(value: Any, name: str) -> bytes:
     try:
         return bytes(memoryview(value))
-    except TypeError:  # it may be a secret: say what it is, not what it holds
+    except TypeError:  # it may be a secret: name the type, not the value
         raise ValueError(f"{name} is of type {type(value).__name__}: expected bytes") from None
 
 
@@ -185,7 +185,7 @@ class _Reader:
     def struct(self, plan: StructPlan) -> Any:
         values = list(plan.defaults)
         for field in plan.fields:
-            values[field.place] = self.field(plan, field)
+            values[field.position] = self.field(plan, field)
         if plan.flexible:
             values[-1] = self._tags(plan, values)
         return tuple.__new__(plan.cls, values)
@@ -210,10 +210,11 @@ class _Reader:
         return self._sized(field.kind, length, name)
 
     def _array(self, field: FieldPlan, length: int, start: int, flexible: bool, name: str) -> tuple[Any, ...]:
-        least = _least_bytes(field)
-        if length * least > self.end - self.pos:
+        item_bytes = _item_bytes_min(field)
+        if length * item_bytes > self.end - self.pos:
             raise MalformedError(
-                f"{name}: expected {length} items of {least} bytes or more, {self.end - self.pos} left", offset=start
+                f"{name}: expected {length} items of {item_bytes} bytes or more, {self.end - self.pos} left",
+                offset=start,
             )
         element, kind = field.element, field.element_kind
         if element is not None:
@@ -282,10 +283,10 @@ class _Reader:
                     f"{plan.cls.__name__}: expected {size} bytes of tag {tag}, {self.end - body} left", offset=start
                 )
             if tag in known:
-                values[known[tag].place] = self.field(plan, known[tag])
+                values[known[tag].position] = self.field(plan, known[tag])
                 if self.pos != body + size:
                     raise MalformedError(
-                        f"{plan.cls.__name__}.{known[tag].name}: expected {size} bytes, took {self.pos - body}",
+                        f"{plan.cls.__name__}.{known[tag].name}: expected {size} bytes, read {self.pos - body}",
                         offset=body,
                     )
             else:
@@ -294,8 +295,8 @@ class _Reader:
         return unknown or None
 
 
-def _least_bytes(field: FieldPlan) -> int:
-    """The least an item of an array takes: no count may promise more items than there are bytes for."""
+def _item_bytes_min(field: FieldPlan) -> int:
+    """Return the minimum size of an array item, to check the item count before anything is allocated."""
     if field.element is None:
         return _FIXED[field.element_kind].size if field.element_kind < _STRING else 1
     return max(1, sum(_FIXED[f.kind].size if f.kind < _STRING else 1 for f in field.element.fields))

@@ -1,4 +1,4 @@
-"""Records one by one, in plain Python."""
+"""Record by record encoding and decoding of batches, in plain Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.wire.primitives import Buffer, read_varint, read_varlong, write_va
 
 
 class OpenBatch:
-    """A batch under construction in a buffer of the caller's: the records, and room for the header before them.
+    """A batch under construction in a buffer of the caller: the records, with space for the header before them.
 
     The buffer must not be resized or used elsewhere until the batch is sent.
     """
@@ -36,24 +36,24 @@ class OpenBatch:
         self.callbacks: list[Any] = []  # future, callback, future, callback: flat, as in the compiled kernel
 
     def close(self) -> None:
-        """Take no more records."""
+        """Reject further records."""
         self.closed = True
 
     def adopt(self, record_count: int, base_timestamp: int, max_timestamp: int) -> None:
-        """Take the whole buffer as records that were encoded elsewhere, and close."""
+        """Use the whole buffer as records that were encoded elsewhere, and close."""
         self.size = len(self.buffer)
         self.record_count = record_count
         self.base_timestamp, self.max_timestamp = base_timestamp, max_timestamp
         self.closed = True
 
     def append(self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
-        """Add a record and return its index, or -1 where it does not fit or the batch is closed."""
+        """Add a record and return its index; -1 if it does not fit or the batch is closed."""
         index = self.record_count
         record = encode_record(timestamp - self.base_timestamp if index else 0, index, key, value, headers)
         if self.closed or self.size + len(record) > len(self.buffer):
             return -1
         end = self.size + len(record)
-        # No call from here on: a signal handler that raises comes before all of this or after it.
+        # No calls below: an exception from a signal handler is raised before all of this, or after it.
         self.buffer[self.size : end] = record
         self.size = end
         if not index:
@@ -67,27 +67,27 @@ class OpenBatch:
 def encode_record(
     timestamp_delta: int, offset_delta: int, key: Buffer | None, value: Buffer | None, headers: Iterable[Header]
 ) -> bytearray:
-    """A record with its length before it."""
+    """Encode a record with its length prefix."""
     body = bytearray(b"\0")  # attributes, unused
     write_varint(body, timestamp_delta)
     write_varint(body, offset_delta)
-    _write_piece(body, key)
-    _write_piece(body, value)
+    _write_bytes(body, key)
+    _write_bytes(body, value)
     pairs = list(headers)
     write_varint(body, len(pairs))
     for name, content in pairs:
-        _write_piece(body, name.encode())
-        _write_piece(body, content)
+        _write_bytes(body, name.encode())
+        _write_bytes(body, content)
     record = bytearray()
     write_varint(record, len(body))
     return record + body
 
 
-def _write_piece(out: bytearray, piece: Buffer | None) -> None:
-    if piece is None:
+def _write_bytes(out: bytearray, value: Buffer | None) -> None:
+    if value is None:
         write_varint(out, -1)
         return
-    data = memoryview(piece).cast("B")
+    data = memoryview(value).cast("B")
     write_varint(out, len(data))
     out += data
 
@@ -95,6 +95,7 @@ def _write_piece(out: bytearray, piece: Buffer | None) -> None:
 def write_header(
     buffer: bytearray,
     size: int,
+    *,
     base_offset: int,
     leader_epoch: int,
     attributes: int,
@@ -105,7 +106,7 @@ def write_header(
     base_sequence: int,
     record_count: int,
 ) -> None:
-    """Fill in the header before the records in the first `size` bytes of `buffer`, checksum last."""
+    """Write the header of the batch in the first `size` bytes of `buffer`, the checksum last."""
     if not HEADER_BYTES <= size <= len(buffer):
         raise ValueError(f"expected a batch of {HEADER_BYTES} to {len(buffer)} bytes, got {size}")
     header_layout.pack_into(
@@ -133,14 +134,14 @@ def write_header(
 def decode_records(
     payload: Buffer, record_count: int, base_offset: int, base_timestamp: int, append_time: int
 ) -> list[Record]:
-    """The records in the decompressed payload of a batch. An `append_time` other than -1 overrides theirs."""
+    """Decode the records of a decompressed payload. An `append_time` other than -1 replaces all timestamps."""
     view = memoryview(payload)
     records = []
     pos = 0
     for _ in range(record_count):
         start, end, pos = read_record_bounds(view, pos)
-        timestamp, offset, key, value, at = read_record_body(view, start, end)
-        headers = read_headers(view, at, end)
+        timestamp, offset, key, value, headers_pos = read_record_body(view, start, end)
+        headers = read_headers(view, headers_pos, end)
         records.append(
             Record(
                 base_offset + offset,
@@ -156,9 +157,9 @@ def decode_records(
 
 
 def check_records(payload: Buffer, record_count: int) -> int:
-    """Whether the decompressed payload of a batch is what its header says: else raises as `decode_records` would.
+    """Check the decompressed payload of a batch; raises as `decode_records` does.
 
-    Returns the index of the first record that has no key, -1 if all have one.
+    Returns the index of the first record without a key; -1 if all have keys.
     """
     keyless = -1
     for index, record in enumerate(decode_records(payload, record_count, 0, 0, -1)):
@@ -170,7 +171,7 @@ def check_records(payload: Buffer, record_count: int) -> int:
 
 
 def read_record_bounds(view: memoryview, pos: int) -> tuple[int, int, int]:
-    """Start and end of the record at `pos`, and where the next one is."""
+    """Return start and end of the record at `pos`, and the position of the next one."""
     length, start = read_varint(view, pos, len(view))
     if not 0 <= length <= len(view) - start:
         raise MalformedError(
@@ -180,42 +181,43 @@ def read_record_bounds(view: memoryview, pos: int) -> tuple[int, int, int]:
 
 
 def read_record_body(view: memoryview, pos: int, end: int) -> tuple[int, int, bytes | None, bytes | None, int]:
-    """Timestamp delta, offset delta, key, value, and where the headers start."""
+    """Return timestamp delta, offset delta, key, value, and the position of the headers."""
     if pos >= end:
         raise MalformedError("expected the attributes of a record, 0 bytes of it are left", offset=pos)
     timestamp, pos = read_varlong(view, pos + 1, end)
     offset, pos = read_varint(view, pos, end)
-    key, pos = read_record_piece(view, pos, end, "a key")
-    value, pos = read_record_piece(view, pos, end, "a value")
+    key, pos = _read_bytes(view, pos, end, "a key")
+    value, pos = _read_bytes(view, pos, end, "a value")
     return timestamp, offset, key, value, pos
 
 
 def read_headers(view: memoryview, pos: int, end: int) -> tuple[Header, ...]:
-    """The headers, which must fill the rest of the record."""
-    count, at = read_varint(view, pos, end)
-    if not 0 <= count <= (end - at) // 2:
-        raise MalformedError(f"expected a count of headers, got {count} with {end - at} bytes left", offset=pos)
+    """Return the headers, which must fill the rest of the record."""
+    start = pos
+    count, pos = read_varint(view, pos, end)
+    if not 0 <= count <= (end - pos) // 2:
+        raise MalformedError(f"expected a count of headers, got {count} with {end - pos} bytes left", offset=start)
     headers = []
     for _ in range(count):
-        start = at
-        name, at = read_record_piece(view, at, end, "the key of a header")
+        start = pos
+        name, pos = _read_bytes(view, pos, end, "the key of a header")
         if name is None:
             raise MalformedError("expected the key of a header, got null", offset=start)
-        content, at = read_record_piece(view, at, end, "the value of a header")
+        content, pos = _read_bytes(view, pos, end, "the value of a header")
         try:
             headers.append((name.decode(), content))
         except UnicodeDecodeError as error:
             raise MalformedError(f"expected the key of a header in UTF-8: {error.reason}", offset=start) from None
-    if at != end:
-        raise MalformedError(f"expected the end of the record, {end - at} bytes are left", offset=at)
+    if pos != end:
+        raise MalformedError(f"expected the end of the record, {end - pos} bytes are left", offset=pos)
     return tuple(headers)
 
 
-def read_record_piece(view: memoryview, pos: int, end: int, what: str) -> tuple[bytes | None, int]:
-    """A key or a value with its length before it, and where it ends."""
+def _read_bytes(view: memoryview, pos: int, end: int, name: str) -> tuple[bytes | None, int]:
+    """Return a key or value with a length prefix, and the position after it."""
     size, start = read_varint(view, pos, end)
     if not -1 <= size <= end - start:
-        raise MalformedError(f"expected {what} within the record, got a size of {size}", offset=pos)
+        raise MalformedError(f"expected {name} within the record, got a size of {size}", offset=pos)
     if size < 0:
         return None, start
     return bytes(view[start : start + size]), start + size

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, bytes_, float64, int8, int16, int32, string
+from headrace.wire.schema import (
+    Message,
+    RequestMessage,
+    Struct,
+    array,
+    boolean,
+    bytes_,
+    float64,
+    int8,
+    int16,
+    int32,
+    string,
+)
 
-# Key 29: list access rules.
+# Key 29: list ACLs.
 
 
-class DescribeAclsRequest(Message, api_key=29, versions="0-3", flexible="2+"):
+class DescribeAclsRequest(RequestMessage["DescribeAclsResponse"], api_key=29, versions="0-3", flexible="2+"):
     resource_type_filter: int = int8()
     resource_name_filter: str | None = string(nullable="0+")
     pattern_type_filter: int = int8("1+", default=3)
@@ -40,7 +52,7 @@ class DescribeAclsResponse(Message, api_key=29, versions="0-3", flexible="2+"):
     resources: Sequence[DescribeAclsResource] = array(DescribeAclsResource)
 
 
-# Key 30: add access rules.
+# Key 30: create ACLs.
 
 
 class AclCreation(Struct):
@@ -53,7 +65,7 @@ class AclCreation(Struct):
     permission_type: int = int8()
 
 
-class CreateAclsRequest(Message, api_key=30, versions="0-3", flexible="2+"):
+class CreateAclsRequest(RequestMessage["CreateAclsResponse"], api_key=30, versions="0-3", flexible="2+"):
     creations: Sequence[AclCreation] = array(AclCreation)
 
 
@@ -67,7 +79,7 @@ class CreateAclsResponse(Message, api_key=30, versions="0-3", flexible="2+"):
     results: Sequence[AclCreationResult] = array(AclCreationResult)
 
 
-# Key 31: remove access rules.
+# Key 31: delete ACLs.
 
 
 class DeleteAclsFilter(Struct):
@@ -80,7 +92,7 @@ class DeleteAclsFilter(Struct):
     permission_type: int = int8()
 
 
-class DeleteAclsRequest(Message, api_key=31, versions="0-3", flexible="2+"):
+class DeleteAclsRequest(RequestMessage["DeleteAclsResponse"], api_key=31, versions="0-3", flexible="2+"):
     filters: Sequence[DeleteAclsFilter] = array(DeleteAclsFilter)
 
 
@@ -114,7 +126,9 @@ class UserName(Struct):
     name: str = string()
 
 
-class DescribeUserScramCredentialsRequest(Message, api_key=50, versions="0-0", flexible="0+"):
+class DescribeUserScramCredentialsRequest(
+    RequestMessage["DescribeUserScramCredentialsResponse"], api_key=50, versions="0-0", flexible="0+"
+):
     users: Sequence[UserName] | None = array(UserName, nullable="0+")
 
 
@@ -137,7 +151,7 @@ class DescribeUserScramCredentialsResponse(Message, api_key=50, versions="0-0", 
     results: Sequence[DescribeUserScramCredentialsResult] = array(DescribeUserScramCredentialsResult)
 
 
-# Key 51: set SCRAM users.
+# Key 51: create, change and delete SCRAM users.
 
 
 class ScramCredentialDeletion(Struct):
@@ -153,7 +167,9 @@ class ScramCredentialUpsertion(Struct):
     salted_password: bytes = bytes_(secret=True)
 
 
-class AlterUserScramCredentialsRequest(Message, api_key=51, versions="0-0", flexible="0+"):
+class AlterUserScramCredentialsRequest(
+    RequestMessage["AlterUserScramCredentialsResponse"], api_key=51, versions="0-0", flexible="0+"
+):
     deletions: Sequence[ScramCredentialDeletion] = array(ScramCredentialDeletion)
     upsertions: Sequence[ScramCredentialUpsertion] = array(ScramCredentialUpsertion)
 
@@ -178,7 +194,9 @@ class ComponentData(Struct):
     match: str | None = string(nullable="0+")
 
 
-class DescribeClientQuotasRequest(Message, api_key=48, versions="0-1", flexible="1+"):
+class DescribeClientQuotasRequest(
+    RequestMessage["DescribeClientQuotasResponse"], api_key=48, versions="0-1", flexible="1+"
+):
     components: Sequence[ComponentData] = array(ComponentData)
     strict: bool = boolean()
 
@@ -205,7 +223,7 @@ class DescribeClientQuotasResponse(Message, api_key=48, versions="0-1", flexible
     entries: Sequence[EntryData] | None = array(EntryData, nullable="0+")
 
 
-# Key 49: set quotas.
+# Key 49: change quotas.
 
 
 class EntityDataRequest(Struct):
@@ -224,7 +242,7 @@ class EntryDataRequest(Struct):
     ops: Sequence[OpData] = array(OpData)
 
 
-class AlterClientQuotasRequest(Message, api_key=49, versions="0-1", flexible="1+"):
+class AlterClientQuotasRequest(RequestMessage["AlterClientQuotasResponse"], api_key=49, versions="0-1", flexible="1+"):
     entries: Sequence[EntryDataRequest] = array(EntryDataRequest)
     validate_only: bool = boolean()
 

@@ -1,10 +1,10 @@
-"""Administration of the cluster: elections, reassignments, log folders, features."""
+"""Administration of the cluster: elections, reassignments, log directories, features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, int64, string
 
 # Key 43: elect preferred (or unclean) leaders.
 
@@ -14,7 +14,7 @@ class TopicPartitions(Struct):
     partitions: Sequence[int] = array(int32)
 
 
-class ElectLeadersRequest(Message, api_key=43, versions="0-2", flexible="2+"):
+class ElectLeadersRequest(RequestMessage["ElectLeadersResponse"], api_key=43, versions="0-2", flexible="2+"):
     election_type: int = int8("1+")
     topic_partitions: Sequence[TopicPartitions] | None = array(TopicPartitions, nullable="0+")
     timeout_ms: int = int32(default=60000)
@@ -37,7 +37,7 @@ class ElectLeadersResponse(Message, api_key=43, versions="0-2", flexible="2+"):
     replica_election_results: Sequence[ReplicaElectionResult] = array(ReplicaElectionResult)
 
 
-# Key 45: move replicas.
+# Key 45: reassign replicas.
 
 
 class ReassignablePartition(Struct):
@@ -50,7 +50,9 @@ class ReassignableTopic(Struct):
     partitions: Sequence[ReassignablePartition] = array(ReassignablePartition)
 
 
-class AlterPartitionReassignmentsRequest(Message, api_key=45, versions="0-1", flexible="0+"):
+class AlterPartitionReassignmentsRequest(
+    RequestMessage["AlterPartitionReassignmentsResponse"], api_key=45, versions="0-1", flexible="0+"
+):
     timeout_ms: int = int32(default=60000)
     allow_replication_factor_change: bool = boolean("1+", default=True)
     topics: Sequence[ReassignableTopic] = array(ReassignableTopic)
@@ -75,7 +77,7 @@ class AlterPartitionReassignmentsResponse(Message, api_key=45, versions="0-1", f
     responses: Sequence[ReassignableTopicResponse] = array(ReassignableTopicResponse)
 
 
-# Key 46: moves under way.
+# Key 46: ongoing reassignments.
 
 
 class ListPartitionReassignmentsTopics(Struct):
@@ -83,7 +85,9 @@ class ListPartitionReassignmentsTopics(Struct):
     partition_indexes: Sequence[int] = array(int32)
 
 
-class ListPartitionReassignmentsRequest(Message, api_key=46, versions="0-0", flexible="0+"):
+class ListPartitionReassignmentsRequest(
+    RequestMessage["ListPartitionReassignmentsResponse"], api_key=46, versions="0-0", flexible="0+"
+):
     timeout_ms: int = int32(default=60000)
     topics: Sequence[ListPartitionReassignmentsTopics] | None = array(
         ListPartitionReassignmentsTopics, nullable="0+", default=None
@@ -109,7 +113,7 @@ class ListPartitionReassignmentsResponse(Message, api_key=46, versions="0-0", fl
     topics: Sequence[OngoingTopicReassignment] = array(OngoingTopicReassignment)
 
 
-# Key 35: sizes on disk.
+# Key 35: log directories and the sizes of partitions.
 
 
 class DescribableLogDirTopic(Struct):
@@ -117,7 +121,7 @@ class DescribableLogDirTopic(Struct):
     partitions: Sequence[int] = array(int32)
 
 
-class DescribeLogDirsRequest(Message, api_key=35, versions="0-5", flexible="2+"):
+class DescribeLogDirsRequest(RequestMessage["DescribeLogDirsResponse"], api_key=35, versions="0-5", flexible="2+"):
     topics: Sequence[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable="0+")
 
 
@@ -148,7 +152,7 @@ class DescribeLogDirsResponse(Message, api_key=35, versions="0-5", flexible="2+"
     results: Sequence[DescribeLogDirsResult] = array(DescribeLogDirsResult)
 
 
-# Key 57: finalise feature levels.
+# Key 57: finalize feature levels.
 
 
 class FeatureUpdateKey(Struct):
@@ -158,7 +162,7 @@ class FeatureUpdateKey(Struct):
     upgrade_type: int = int8("1+", default=1)
 
 
-class UpdateFeaturesRequest(Message, api_key=57, versions="0-2", flexible="0+"):
+class UpdateFeaturesRequest(RequestMessage["UpdateFeaturesResponse"], api_key=57, versions="0-2", flexible="0+"):
     timeout_ms: int = int32(default=60000)
     feature_updates: Sequence[FeatureUpdateKey] = array(FeatureUpdateKey)
     validate_only: bool = boolean("1+")
@@ -177,10 +181,10 @@ class UpdateFeaturesResponse(Message, api_key=57, versions="0-2", flexible="0+")
     results: Sequence[UpdatableFeatureResult] = array(UpdatableFeatureResult, "0-1", ignorable=True)
 
 
-# Key 64: forget a broker that will not come back.
+# Key 64: unregister a broker that will not return.
 
 
-class UnregisterBrokerRequest(Message, api_key=64, versions="0", flexible="0+"):
+class UnregisterBrokerRequest(RequestMessage["UnregisterBrokerResponse"], api_key=64, versions="0", flexible="0+"):
     broker_id: int = int32()
 
 

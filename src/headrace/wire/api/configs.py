@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, int32, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, string
 
-# Key 32: options of topics and brokers, with defaults and where they come from.
+# Key 32: options of topics and brokers, with their defaults and sources.
 
 
 class DescribeConfigsResource(Struct):
@@ -15,7 +15,7 @@ class DescribeConfigsResource(Struct):
     configuration_keys: Sequence[str] | None = array(string, nullable="0+")
 
 
-class DescribeConfigsRequest(Message, api_key=32, versions="0-4", flexible="4+"):
+class DescribeConfigsRequest(RequestMessage["DescribeConfigsResponse"], api_key=32, versions="0-4", flexible="4+"):
     resources: Sequence[DescribeConfigsResource] = array(DescribeConfigsResource)
     include_synonyms: bool = boolean("1+")
     include_documentation: bool = boolean("3+")
@@ -66,7 +66,7 @@ class AlterConfigsResource(Struct):
     configs: Sequence[AlterableConfig] = array(AlterableConfig)
 
 
-class AlterConfigsRequest(Message, api_key=33, versions="0-2", flexible="2+"):
+class AlterConfigsRequest(RequestMessage["AlterConfigsResponse"], api_key=33, versions="0-2", flexible="2+"):
     resources: Sequence[AlterConfigsResource] = array(AlterConfigsResource)
     validate_only: bool = boolean()
 
@@ -98,7 +98,9 @@ class IncrementalConfigsResource(Struct):
     configs: Sequence[IncrementalConfig] = array(IncrementalConfig)
 
 
-class IncrementalAlterConfigsRequest(Message, api_key=44, versions="0-1", flexible="1+"):
+class IncrementalAlterConfigsRequest(
+    RequestMessage["IncrementalAlterConfigsResponse"], api_key=44, versions="0-1", flexible="1+"
+):
     resources: Sequence[IncrementalConfigsResource] = array(IncrementalConfigsResource)
     validate_only: bool = boolean()
 
@@ -118,7 +120,9 @@ class IncrementalAlterConfigsResponse(Message, api_key=44, versions="0-1", flexi
 # Key 74: names of resources that have options.
 
 
-class ListConfigResourcesRequest(Message, api_key=74, versions="0-1", flexible="0+"):
+class ListConfigResourcesRequest(
+    RequestMessage["ListConfigResourcesResponse"], api_key=74, versions="0-1", flexible="0+"
+):
     resource_types: Sequence[int] = array(int8, "1+")
 
 

@@ -1,4 +1,4 @@
-"""Key 1: read record batches, by clients and by followers. v4 isolation level, v7 sessions, v13 topic ids."""
+"""Key 1: fetch record batches, by clients and followers. v4 isolation level, v7 sessions, v13 topic ids."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headrace.wire.schema import (
     Message,
     Records,
+    RequestMessage,
     Struct,
     array,
     int8,
@@ -48,7 +49,7 @@ class ForgottenTopic(Struct):
     partitions: Sequence[int] = array(int32, "7+")
 
 
-class FetchRequest(Message, api_key=1, versions="0-18", flexible="12+"):
+class FetchRequest(RequestMessage["FetchResponse"], api_key=1, versions="0-18", flexible="12+"):
     cluster_id: str | None = string("12+", nullable="12+", tag=0, default=None, ignorable=True)
     replica_id: int = int32("0-14", default=-1)
     replica_state: ReplicaState = struct(ReplicaState, "15+", tag=1)

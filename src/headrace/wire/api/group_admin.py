@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, bytes_, int8, int16, int32, string, struct, uuid
+from headrace.wire.schema import (
+    Message,
+    RequestMessage,
+    Struct,
+    array,
+    boolean,
+    bytes_,
+    int8,
+    int16,
+    int32,
+    string,
+    struct,
+    uuid,
+)
 
-# Key 16: the groups of a broker.
+# Key 16: list the groups of a broker.
 
 
-class ListGroupsRequest(Message, api_key=16, versions="0-5", flexible="3+"):
+class ListGroupsRequest(RequestMessage["ListGroupsResponse"], api_key=16, versions="0-5", flexible="3+"):
     states_filter: Sequence[str] = array(string, "4+")
     types_filter: Sequence[str] = array(string, "5+")
 
@@ -27,10 +40,10 @@ class ListGroupsResponse(Message, api_key=16, versions="0-5", flexible="3+"):
     groups: Sequence[ListedGroup] = array(ListedGroup)
 
 
-# Key 15: state and members of groups.
+# Key 15: describe groups: state and members.
 
 
-class DescribeGroupsRequest(Message, api_key=15, versions="0-6", flexible="5+"):
+class DescribeGroupsRequest(RequestMessage["DescribeGroupsResponse"], api_key=15, versions="0-6", flexible="5+"):
     groups: Sequence[str] = array(string)
     include_authorized_operations: bool = boolean("3+")
 
@@ -63,7 +76,7 @@ class DescribeGroupsResponse(Message, api_key=15, versions="0-6", flexible="5+")
 # Key 42: delete empty groups.
 
 
-class DeleteGroupsRequest(Message, api_key=42, versions="0-2", flexible="2+"):
+class DeleteGroupsRequest(RequestMessage["DeleteGroupsResponse"], api_key=42, versions="0-2", flexible="2+"):
     groups_names: Sequence[str] = array(string)
 
 
@@ -77,10 +90,12 @@ class DeleteGroupsResponse(Message, api_key=42, versions="0-2", flexible="2+"):
     results: Sequence[DeletableGroupResult] = array(DeletableGroupResult)
 
 
-# Key 69: state and members of groups of the newer consumer protocol (KIP-848).
+# Key 69: describe groups of the new consumer protocol (KIP-848).
 
 
-class ConsumerGroupDescribeRequest(Message, api_key=69, versions="0-1", flexible="0+"):
+class ConsumerGroupDescribeRequest(
+    RequestMessage["ConsumerGroupDescribeResponse"], api_key=69, versions="0-1", flexible="0+"
+):
     group_ids: Sequence[str] = array(string)
     include_authorized_operations: bool = boolean()
 

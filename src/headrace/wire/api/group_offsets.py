@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, int16, int32, int64, string, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int16, int32, int64, string, uuid
 
-# Key 8: a group stores its offsets.
+# Key 8: commit the offsets of a group.
 
 
 class OffsetCommitRequestPartition(Struct):
@@ -23,7 +23,7 @@ class OffsetCommitRequestTopic(Struct):
     partitions: Sequence[OffsetCommitRequestPartition] = array(OffsetCommitRequestPartition)
 
 
-class OffsetCommitRequest(Message, api_key=8, versions="0-10", flexible="8+"):
+class OffsetCommitRequest(RequestMessage["OffsetCommitResponse"], api_key=8, versions="0-10", flexible="8+"):
     group_id: str = string()
     generation_id_or_member_epoch: int = int32("1+", default=-1, ignorable=True)
     member_id: str = string("1+", ignorable=True)
@@ -48,7 +48,7 @@ class OffsetCommitResponse(Message, api_key=8, versions="0-10", flexible="8+"):
     topics: Sequence[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)
 
 
-# Key 9: a group reads its offsets. v8 several groups at once.
+# Key 9: fetch the committed offsets of a group. v8 several groups.
 
 
 class OffsetFetchRequestTopic(Struct):
@@ -69,7 +69,7 @@ class OffsetFetchRequestGroup(Struct):
     topics: Sequence[OffsetFetchRequestTopics] | None = array(OffsetFetchRequestTopics, "8+", nullable="8+")
 
 
-class OffsetFetchRequest(Message, api_key=9, versions="0-10", flexible="6+"):
+class OffsetFetchRequest(RequestMessage["OffsetFetchResponse"], api_key=9, versions="0-10", flexible="6+"):
     group_id: str = string("0-7")
     topics: Sequence[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, "0-7", nullable="2-7")
     groups: Sequence[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, "8+")
@@ -116,7 +116,7 @@ class OffsetFetchResponse(Message, api_key=9, versions="0-10", flexible="6+"):
     groups: Sequence[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, "8+")
 
 
-# Key 47: a group forgets offsets.
+# Key 47: delete committed offsets.
 
 
 class OffsetDeleteRequestPartition(Struct):
@@ -128,7 +128,7 @@ class OffsetDeleteRequestTopic(Struct):
     partitions: Sequence[OffsetDeleteRequestPartition] = array(OffsetDeleteRequestPartition)
 
 
-class OffsetDeleteRequest(Message, api_key=47, versions="0-0"):
+class OffsetDeleteRequest(RequestMessage["OffsetDeleteResponse"], api_key=47, versions="0-0"):
     group_id: str = string()
     topics: Sequence[OffsetDeleteRequestTopic] = array(OffsetDeleteRequestTopic)
 
@@ -149,7 +149,7 @@ class OffsetDeleteResponse(Message, api_key=47, versions="0-0"):
     topics: Sequence[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)
 
 
-# Key 28: offsets committed with a transaction.
+# Key 28: commit offsets with a transaction.
 
 
 class TxnOffsetCommitRequestPartition(Struct):
@@ -164,7 +164,7 @@ class TxnOffsetCommitRequestTopic(Struct):
     partitions: Sequence[TxnOffsetCommitRequestPartition] = array(TxnOffsetCommitRequestPartition)
 
 
-class TxnOffsetCommitRequest(Message, api_key=28, versions="0-5", flexible="3+"):
+class TxnOffsetCommitRequest(RequestMessage["TxnOffsetCommitResponse"], api_key=28, versions="0-5", flexible="3+"):
     transactional_id: str = string()
     group_id: str = string()
     producer_id: int = int64()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, bytes_, int16, int32, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, bytes_, int16, int32, string
 
-# Key 11: enter a group. v5 static members.
+# Key 11: join a group. v5 static members.
 
 
 class JoinGroupRequestProtocol(Struct):
@@ -14,7 +14,7 @@ class JoinGroupRequestProtocol(Struct):
     metadata: bytes = bytes_()
 
 
-class JoinGroupRequest(Message, api_key=11, versions="0-9", flexible="6+"):
+class JoinGroupRequest(RequestMessage["JoinGroupResponse"], api_key=11, versions="0-9", flexible="6+"):
     group_id: str = string()
     session_timeout_ms: int = int32()
     rebalance_timeout_ms: int = int32("1+", default=-1, ignorable=True)
@@ -43,7 +43,7 @@ class JoinGroupResponse(Message, api_key=11, versions="0-9", flexible="6+"):
     members: Sequence[JoinGroupResponseMember] = array(JoinGroupResponseMember)
 
 
-# Key 14: the leader hands out assignments, the members get theirs.
+# Key 14: the leader sends the assignments, each member receives its own.
 
 
 class SyncGroupRequestAssignment(Struct):
@@ -51,7 +51,7 @@ class SyncGroupRequestAssignment(Struct):
     assignment: bytes = bytes_()
 
 
-class SyncGroupRequest(Message, api_key=14, versions="0-5", flexible="4+"):
+class SyncGroupRequest(RequestMessage["SyncGroupResponse"], api_key=14, versions="0-5", flexible="4+"):
     group_id: str = string()
     generation_id: int = int32()
     member_id: str = string()
@@ -69,10 +69,10 @@ class SyncGroupResponse(Message, api_key=14, versions="0-5", flexible="4+"):
     assignment: bytes = bytes_()
 
 
-# Key 12: a member says that it lives.
+# Key 12: heartbeat of a member.
 
 
-class HeartbeatRequest(Message, api_key=12, versions="0-4", flexible="4+"):
+class HeartbeatRequest(RequestMessage["HeartbeatResponse"], api_key=12, versions="0-4", flexible="4+"):
     group_id: str = string()
     generation_id: int = int32()
     member_id: str = string()
@@ -84,7 +84,7 @@ class HeartbeatResponse(Message, api_key=12, versions="0-4", flexible="4+"):
     error_code: int = int16()
 
 
-# Key 13: members leave. v3 several at once.
+# Key 13: leave a group. v3 several members.
 
 
 class MemberIdentity(Struct):
@@ -93,7 +93,7 @@ class MemberIdentity(Struct):
     reason: str | None = string("5+", nullable="5+", default=None, ignorable=True)
 
 
-class LeaveGroupRequest(Message, api_key=13, versions="0-5", flexible="4+"):
+class LeaveGroupRequest(RequestMessage["LeaveGroupResponse"], api_key=13, versions="0-5", flexible="4+"):
     group_id: str = string()
     member_id: str = string("0-2")
     members: Sequence[MemberIdentity] = array(MemberIdentity, "3+")

@@ -1,4 +1,4 @@
-"""Requests between brokers, which no client sends."""
+"""Requests between brokers. Those of Kafka have their last version only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.wire.schema import (
     Message,
+    RequestMessage,
     Struct,
     array,
     boolean,
@@ -19,7 +20,7 @@ from headrace.wire.schema import (
     uuid,
 )
 
-# Key 56: a leader tells the controller which replicas are in sync. Between brokers, and so the last version only.
+# Key 56: a leader changes the in-sync replicas of its partitions.
 
 
 class BrokerState(Struct):
@@ -40,7 +41,7 @@ class TopicData(Struct):
     partitions: Sequence[PartitionData] = array(PartitionData)
 
 
-class AlterPartitionRequest(Message, api_key=56, versions="3-3", flexible="0+"):
+class AlterPartitionRequest(RequestMessage["AlterPartitionResponse"], api_key=56, versions="3-3", flexible="0+"):
     broker_id: int = int32()
     broker_epoch: int = int64(default=-1)
     topics: Sequence[TopicData] = array(TopicData)
@@ -67,7 +68,7 @@ class AlterPartitionResponse(Message, api_key=56, versions="3-3", flexible="0+")
     topics: Sequence[TopicResult] = array(TopicResult)
 
 
-# Key 62: a broker tells the controller that it has started. Between brokers, and so the last version only.
+# Key 62: a broker registers at the controller.
 
 
 class Listener(Struct):
@@ -83,7 +84,9 @@ class Feature(Struct):
     max_supported_version: int = int16()
 
 
-class BrokerRegistrationRequest(Message, api_key=62, versions="4-4", flexible="0+"):
+class BrokerRegistrationRequest(
+    RequestMessage["BrokerRegistrationResponse"], api_key=62, versions="4-4", flexible="0+"
+):
     broker_id: int = int32()
     cluster_id: str = string()
     incarnation_id: bytes = uuid()
@@ -101,10 +104,10 @@ class BrokerRegistrationResponse(Message, api_key=62, versions="4-4", flexible="
     broker_epoch: int = int64(default=-1)
 
 
-# Key 63: a broker tells the controller that it lives. Between brokers, and so the last version only.
+# Key 63: heartbeat of a broker to the controller.
 
 
-class BrokerHeartbeatRequest(Message, api_key=63, versions="1-1", flexible="0+"):
+class BrokerHeartbeatRequest(RequestMessage["BrokerHeartbeatResponse"], api_key=63, versions="1-1", flexible="0+"):
     broker_id: int = int32()
     broker_epoch: int = int64(default=-1)
     current_metadata_offset: int = int64()
@@ -121,10 +124,12 @@ class BrokerHeartbeatResponse(Message, api_key=63, versions="1-1", flexible="0+"
     should_shut_down: bool = boolean()
 
 
-# Key 67: a block of producer ids, from the controller.
+# Key 67: allocate a block of producer ids.
 
 
-class AllocateProducerIdsRequest(Message, api_key=67, versions="0-0", flexible="0+"):
+class AllocateProducerIdsRequest(
+    RequestMessage["AllocateProducerIdsResponse"], api_key=67, versions="0-0", flexible="0+"
+):
     broker_id: int = int32()
     broker_epoch: int = int64(default=-1)
 
@@ -136,10 +141,10 @@ class AllocateProducerIdsResponse(Message, api_key=67, versions="0-0", flexible=
     producer_id_len: int = int32()
 
 
-# Key 30000, our own: the changes of the controller's catalog, for a broker that follows it. Waits for the next one.
+# Key 30000, headrace only: fetch the changes of the controller's catalog; waits for the next one.
 
 
-class CatalogFetchRequest(Message, api_key=30_000, versions="0-0", flexible="0+"):
+class CatalogFetchRequest(RequestMessage["CatalogFetchResponse"], api_key=30_000, versions="0-0", flexible="0+"):
     broker_id: int = int32()
     generation: int = int64(default=-1)
     next_number: int = int64()
@@ -154,13 +159,13 @@ class CatalogFetchResponse(Message, api_key=30_000, versions="0-0", flexible="0+
     next_number: int = int64()  # after these changes
     is_snapshot: bool = boolean()
     changes: Sequence[bytes] = array(bytes_)  # each a list of events, as JSON
-    controller: str = string(tag=0, default="")  # HOST:PORT, with NOT_CONTROLLER: ask that one
+    controller: str = string(tag=0, default="")  # HOST:PORT, with NOT_CONTROLLER
 
 
-# Key 30001, our own: a client's request that only the controller can answer, handed on by the broker that got it.
+# Key 30001, headrace only: forward a client's request to the controller.
 
 
-class ForwardRequest(Message, api_key=30_001, versions="0-0", flexible="0+"):
+class ForwardRequest(RequestMessage["ForwardResponse"], api_key=30_001, versions="0-0", flexible="0+"):
     broker_id: int = int32()
     request_key: int = int16()
     request_version: int = int16()
@@ -174,15 +179,15 @@ class ForwardRequest(Message, api_key=30_001, versions="0-0", flexible="0+"):
 class ForwardResponse(Message, api_key=30_001, versions="0-0", flexible="0+"):
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
-    generation: int = int64()  # of the catalog, and its next number when the answer was made
+    generation: int = int64()  # of the catalog, and its next number at the time of the response
     next_number: int = int64()
     body: bytes = bytes_(secret=True)
 
 
-# Key 30002, our own: have the controller make a topic that somebody asked for, or one of the internal ones.
+# Key 30002, headrace only: create a topic at the controller, automatically or an internal one.
 
 
-class EnsureTopicRequest(Message, api_key=30_002, versions="0-0", flexible="0+"):
+class EnsureTopicRequest(RequestMessage["EnsureTopicResponse"], api_key=30_002, versions="0-0", flexible="0+"):
     broker_id: int = int32()
     name: str = string()
 
@@ -190,5 +195,5 @@ class EnsureTopicRequest(Message, api_key=30_002, versions="0-0", flexible="0+")
 class EnsureTopicResponse(Message, api_key=30_002, versions="0-0", flexible="0+"):
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
-    generation: int = int64()  # of the catalog, and its next number when the topic was there
+    generation: int = int64()  # of the catalog, and its next number when the topic existed
     next_number: int = int64()

@@ -1,15 +1,28 @@
-"""Metadata: which brokers, topics and coordinators there are, and which API versions they support."""
+"""Brokers, topics and coordinators of a cluster, and the API versions of a broker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, int32, int64, string, struct, uuid
+from headrace.wire.schema import (
+    Message,
+    RequestMessage,
+    Struct,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    struct,
+    uuid,
+)
 
-# Key 18: which versions the broker speaks, and its features. The response header is always v0.
+# Key 18: supported API versions and features of the broker. The response header is always v0.
 
 
-class ApiVersionsRequest(Message, api_key=18, versions="0-4", flexible="3+"):
+class ApiVersionsRequest(RequestMessage["ApiVersionsResponse"], api_key=18, versions="0-4", flexible="3+"):
     client_software_name: str = string("3+", ignorable=True)
     client_software_version: str = string("3+", ignorable=True)
 
@@ -42,7 +55,7 @@ class ApiVersionsResponse(Message, api_key=18, versions="0-4", flexible="3+"):
     zk_migration_ready: bool = boolean("3+", tag=3, ignorable=True)
 
 
-# Key 3: brokers, topics, partitions and their leaders. v9 leader epochs to trust, v10 topic ids.
+# Key 3: brokers, topics, partitions and their leaders. v9 reliable leader epochs, v10 topic ids.
 
 
 class MetadataRequestTopic(Struct):
@@ -50,7 +63,7 @@ class MetadataRequestTopic(Struct):
     name: str | None = string(nullable="10+")
 
 
-class MetadataRequest(Message, api_key=3, versions="0-13", flexible="9+"):
+class MetadataRequest(RequestMessage["MetadataResponse"], api_key=3, versions="0-13", flexible="9+"):
     topics: Sequence[MetadataRequestTopic] | None = array(MetadataRequestTopic, nullable="1+")
     allow_auto_topic_creation: bool = boolean("4+", default=True)
     include_cluster_authorized_operations: bool = boolean("8-10")
@@ -93,10 +106,10 @@ class MetadataResponse(Message, api_key=3, versions="0-13", flexible="9+"):
     error_code: int = int16("13+", ignorable=True)
 
 
-# Key 10: which broker coordinates a group or a transactional id. v4 several at once.
+# Key 10: the coordinator of a group or a transactional id. v4 several keys.
 
 
-class FindCoordinatorRequest(Message, api_key=10, versions="0-6", flexible="3+"):
+class FindCoordinatorRequest(RequestMessage["FindCoordinatorResponse"], api_key=10, versions="0-6", flexible="3+"):
     key: str = string("0-3")
     key_type: int = int8("1+")
     coordinator_keys: Sequence[str] = array(string, "4+")
@@ -124,7 +137,7 @@ class FindCoordinatorResponse(Message, api_key=10, versions="0-6", flexible="3+"
 # Key 60: the brokers and the controller.
 
 
-class DescribeClusterRequest(Message, api_key=60, versions="0-2", flexible="0+"):
+class DescribeClusterRequest(RequestMessage["DescribeClusterResponse"], api_key=60, versions="0-2", flexible="0+"):
     include_cluster_authorized_operations: bool = boolean()
     endpoint_type: int = int8("1+", default=1)
     include_fenced_brokers: bool = boolean("2+")
@@ -149,7 +162,7 @@ class DescribeClusterResponse(Message, api_key=60, versions="0-2", flexible="0+"
     cluster_authorized_operations: int = int32(default=-0x80000000)
 
 
-# Key 75: partitions of topics, page by page.
+# Key 75: partitions of topics, in pages.
 
 
 class TopicRequest(Struct):
@@ -161,7 +174,9 @@ class CursorRequest(Struct):
     partition_index: int = int32()
 
 
-class DescribeTopicPartitionsRequest(Message, api_key=75, versions="0-0", flexible="0+"):
+class DescribeTopicPartitionsRequest(
+    RequestMessage["DescribeTopicPartitionsResponse"], api_key=75, versions="0-0", flexible="0+"
+):
     topics: Sequence[TopicRequest] = array(TopicRequest)
     response_partition_limit: int = int32(default=2000)
     cursor: CursorRequest | None = struct(CursorRequest, nullable="0+", default=None)

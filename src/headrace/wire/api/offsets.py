@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, int8, int16, int32, int64, string
 
 # Key 2: offsets by timestamp; -1 latest, -2 earliest, -3 max timestamp.
 
@@ -21,7 +21,7 @@ class ListOffsetsTopic(Struct):
     partitions: Sequence[ListOffsetsPartition] = array(ListOffsetsPartition)
 
 
-class ListOffsetsRequest(Message, api_key=2, versions="0-11", flexible="6+"):
+class ListOffsetsRequest(RequestMessage["ListOffsetsResponse"], api_key=2, versions="0-11", flexible="6+"):
     replica_id: int = int32()
     isolation_level: int = int8("2+")
     topics: Sequence[ListOffsetsTopic] = array(ListOffsetsTopic)
@@ -47,7 +47,7 @@ class ListOffsetsResponse(Message, api_key=2, versions="0-11", flexible="6+"):
     topics: Sequence[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
 
 
-# Key 23: where a leader epoch ended, for truncation.
+# Key 23: the end offset of a leader epoch, for truncation.
 
 
 class OffsetForLeaderPartition(Struct):
@@ -61,7 +61,9 @@ class OffsetForLeaderTopic(Struct):
     partitions: Sequence[OffsetForLeaderPartition] = array(OffsetForLeaderPartition)
 
 
-class OffsetForLeaderEpochRequest(Message, api_key=23, versions="0-4", flexible="4+"):
+class OffsetForLeaderEpochRequest(
+    RequestMessage["OffsetForLeaderEpochResponse"], api_key=23, versions="0-4", flexible="4+"
+):
     replica_id: int = int32("3+", default=-2, ignorable=True)
     topics: Sequence[OffsetForLeaderTopic] = array(OffsetForLeaderTopic)
 

@@ -1,4 +1,4 @@
-"""Key 0: write record batches. v0-2 carry message sets, v3 the batch format v2, v13 topic ids."""
+"""Key 0: produce record batches. v0-2 message sets, v3 record batches (magic 2), v13 topic ids."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headrace.wire.schema import (
     Message,
     Records,
+    RequestMessage,
     Struct,
     array,
     int16,
@@ -30,7 +31,7 @@ class TopicProduceData(Struct):
     partition_data: Sequence[PartitionProduceData] = array(PartitionProduceData)
 
 
-class ProduceRequest(Message, api_key=0, versions="0-13", flexible="9+"):
+class ProduceRequest(RequestMessage["ProduceResponse"], api_key=0, versions="0-13", flexible="9+"):
     transactional_id: str | None = string("3+", nullable="3+", default=None)
     acks: int = int16()
     timeout_ms: int = int32()

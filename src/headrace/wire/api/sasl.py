@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, array, bytes_, int16, int64, string
+from headrace.wire.schema import Message, RequestMessage, array, bytes_, int16, int64, string
 
-# Key 17: choose a SASL mechanism.
+# Key 17: select a SASL mechanism.
 
 
-class SaslHandshakeRequest(Message, api_key=17, versions="0-1"):
+class SaslHandshakeRequest(RequestMessage["SaslHandshakeResponse"], api_key=17, versions="0-1"):
     mechanism: str = string()
 
 
@@ -18,10 +18,10 @@ class SaslHandshakeResponse(Message, api_key=17, versions="0-1"):
     mechanisms: Sequence[str] = array(string)
 
 
-# Key 36: the exchange of a SASL mechanism.
+# Key 36: exchange tokens of the SASL mechanism.
 
 
-class SaslAuthenticateRequest(Message, api_key=36, versions="0-2", flexible="2+"):
+class SaslAuthenticateRequest(RequestMessage["SaslAuthenticateResponse"], api_key=36, versions="0-2", flexible="2+"):
     auth_bytes: bytes = bytes_(secret=True)
 
 

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, int32, int64, string, uuid
+from headrace.wire.schema import (
+    Message,
+    RequestMessage,
+    Struct,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    uuid,
+)
 
 # Key 19: create topics.
 
@@ -27,7 +39,7 @@ class CreatableTopic(Struct):
     configs: Sequence[CreatableTopicConfig] = array(CreatableTopicConfig)
 
 
-class CreateTopicsRequest(Message, api_key=19, versions="0-7", flexible="5+"):
+class CreateTopicsRequest(RequestMessage["CreateTopicsResponse"], api_key=19, versions="0-7", flexible="5+"):
     topics: Sequence[CreatableTopic] = array(CreatableTopic)
     timeout_ms: int = int32(default=60000)
     validate_only: bool = boolean("1+")
@@ -65,7 +77,7 @@ class DeleteTopicState(Struct):
     topic_id: bytes = uuid("6+")
 
 
-class DeleteTopicsRequest(Message, api_key=20, versions="0-6", flexible="4+"):
+class DeleteTopicsRequest(RequestMessage["DeleteTopicsResponse"], api_key=20, versions="0-6", flexible="4+"):
     topics: Sequence[DeleteTopicState] = array(DeleteTopicState, "6+")
     topic_names: Sequence[str] = array(string, "0-5", ignorable=True)
     timeout_ms: int = int32()
@@ -96,7 +108,7 @@ class CreatePartitionsTopic(Struct):
     assignments: Sequence[CreatePartitionsAssignment] | None = array(CreatePartitionsAssignment, nullable="0+")
 
 
-class CreatePartitionsRequest(Message, api_key=37, versions="0-3", flexible="2+"):
+class CreatePartitionsRequest(RequestMessage["CreatePartitionsResponse"], api_key=37, versions="0-3", flexible="2+"):
     topics: Sequence[CreatePartitionsTopic] = array(CreatePartitionsTopic)
     timeout_ms: int = int32()
     validate_only: bool = boolean()
@@ -113,7 +125,7 @@ class CreatePartitionsResponse(Message, api_key=37, versions="0-3", flexible="2+
     results: Sequence[CreatePartitionsTopicResult] = array(CreatePartitionsTopicResult)
 
 
-# Key 21: raise the log start offset.
+# Key 21: delete records before an offset.
 
 
 class DeleteRecordsPartition(Struct):
@@ -126,7 +138,7 @@ class DeleteRecordsTopic(Struct):
     partitions: Sequence[DeleteRecordsPartition] = array(DeleteRecordsPartition)
 
 
-class DeleteRecordsRequest(Message, api_key=21, versions="0-2", flexible="2+"):
+class DeleteRecordsRequest(RequestMessage["DeleteRecordsResponse"], api_key=21, versions="0-2", flexible="2+"):
     topics: Sequence[DeleteRecordsTopic] = array(DeleteRecordsTopic)
     timeout_ms: int = int32()
 

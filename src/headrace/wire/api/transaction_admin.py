@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, int16, int32, int64, string
 
-# Key 61: producer state of partitions, open transactions among it.
+# Key 61: active producers of partitions, with their open transactions.
 
 
 class TopicRequest(Struct):
@@ -14,7 +14,7 @@ class TopicRequest(Struct):
     partition_indexes: Sequence[int] = array(int32)
 
 
-class DescribeProducersRequest(Message, api_key=61, versions="0-0", flexible="0+"):
+class DescribeProducersRequest(RequestMessage["DescribeProducersResponse"], api_key=61, versions="0-0", flexible="0+"):
     topics: Sequence[TopicRequest] = array(TopicRequest)
 
 
@@ -44,10 +44,12 @@ class DescribeProducersResponse(Message, api_key=61, versions="0-0", flexible="0
     topics: Sequence[TopicResponse] = array(TopicResponse)
 
 
-# Key 65: state of transactions.
+# Key 65: describe transactions.
 
 
-class DescribeTransactionsRequest(Message, api_key=65, versions="0-0", flexible="0+"):
+class DescribeTransactionsRequest(
+    RequestMessage["DescribeTransactionsResponse"], api_key=65, versions="0-0", flexible="0+"
+):
     transactional_ids: Sequence[str] = array(string)
 
 
@@ -72,10 +74,10 @@ class DescribeTransactionsResponse(Message, api_key=65, versions="0-0", flexible
     transaction_states: Sequence[TransactionState] = array(TransactionState)
 
 
-# Key 66: transactions by state, producer, age or pattern.
+# Key 66: list transactions by state, producer, age or pattern.
 
 
-class ListTransactionsRequest(Message, api_key=66, versions="0-2", flexible="0+"):
+class ListTransactionsRequest(RequestMessage["ListTransactionsResponse"], api_key=66, versions="0-2", flexible="0+"):
     state_filters: Sequence[str] = array(string)
     producer_id_filters: Sequence[int] = array(int64)
     duration_filter: int = int64("1+", default=-1)

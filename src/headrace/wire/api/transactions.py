@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, Struct, array, boolean, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, int64, string
 
-# Key 22: get a producer id and epoch; with a transactional id, fence the older owner.
+# Key 22: get a producer id and epoch; with a transactional id, fence older producers.
 
 
-class InitProducerIdRequest(Message, api_key=22, versions="0-5", flexible="2+"):
+class InitProducerIdRequest(RequestMessage["InitProducerIdResponse"], api_key=22, versions="0-5", flexible="2+"):
     transactional_id: str | None = string(nullable="0+")
     transaction_timeout_ms: int = int32()
     producer_id: int = int64("3+", default=-1)
@@ -23,7 +23,7 @@ class InitProducerIdResponse(Message, api_key=22, versions="0-5", flexible="2+")
     producer_epoch: int = int16()
 
 
-# Key 24: partitions join a transaction. v4+ is for brokers, in batches.
+# Key 24: add partitions to a transaction. v4+ for brokers, several transactions.
 
 
 class AddPartitionsToTxnTopic(Struct):
@@ -39,7 +39,9 @@ class AddPartitionsToTxnTransaction(Struct):
     topics: Sequence[AddPartitionsToTxnTopic] = array(AddPartitionsToTxnTopic, "4+")
 
 
-class AddPartitionsToTxnRequest(Message, api_key=24, versions="0-5", flexible="3+"):
+class AddPartitionsToTxnRequest(
+    RequestMessage["AddPartitionsToTxnResponse"], api_key=24, versions="0-5", flexible="3+"
+):
     transactions: Sequence[AddPartitionsToTxnTransaction] = array(AddPartitionsToTxnTransaction, "4+")
     v3_and_below_transactional_id: str = string("0-3")
     v3_and_below_producer_id: int = int64("0-3")
@@ -69,10 +71,10 @@ class AddPartitionsToTxnResponse(Message, api_key=24, versions="0-5", flexible="
     results_by_topic_v3_and_below: Sequence[AddPartitionsToTxnTopicResult] = array(AddPartitionsToTxnTopicResult, "0-3")
 
 
-# Key 25: a group's offsets join a transaction.
+# Key 25: add the offsets of a group to a transaction.
 
 
-class AddOffsetsToTxnRequest(Message, api_key=25, versions="0-4", flexible="3+"):
+class AddOffsetsToTxnRequest(RequestMessage["AddOffsetsToTxnResponse"], api_key=25, versions="0-4", flexible="3+"):
     transactional_id: str = string()
     producer_id: int = int64()
     producer_epoch: int = int16()
@@ -84,10 +86,10 @@ class AddOffsetsToTxnResponse(Message, api_key=25, versions="0-4", flexible="3+"
     error_code: int = int16()
 
 
-# Key 26: commit or abort. v5 (transactions v2) returns the next epoch.
+# Key 26: commit or abort a transaction. v5 (transactions v2) returns the next epoch.
 
 
-class EndTxnRequest(Message, api_key=26, versions="0-5", flexible="3+"):
+class EndTxnRequest(RequestMessage["EndTxnResponse"], api_key=26, versions="0-5", flexible="3+"):
     transactional_id: str = string()
     producer_id: int = int64()
     producer_epoch: int = int16()
@@ -101,7 +103,7 @@ class EndTxnResponse(Message, api_key=26, versions="0-5", flexible="3+"):
     producer_epoch: int = int16("5+", default=-1, ignorable=True)
 
 
-# Key 27: a coordinator has partition leaders write commit or abort markers.
+# Key 27: write commit or abort markers, from coordinators to partition leaders.
 
 
 class WritableTxnMarkerTopic(Struct):
@@ -118,7 +120,7 @@ class WritableTxnMarker(Struct):
     transaction_version: int = int8("2+", ignorable=True)
 
 
-class WriteTxnMarkersRequest(Message, api_key=27, versions="0-2", flexible="1+"):
+class WriteTxnMarkersRequest(RequestMessage["WriteTxnMarkersResponse"], api_key=27, versions="0-2", flexible="1+"):
     markers: Sequence[WritableTxnMarker] = array(WritableTxnMarker)
 
 

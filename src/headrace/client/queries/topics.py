@@ -1,32 +1,34 @@
-"""Topics as plain values, with the stable names of the JSON output."""
+"""Topics as plain values with the stable names of the JSON output; partitions and their offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind, TopicPartition
+from headrace.client.metadata import NO_LEADER
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset, list_offsets
-from headrace.errors import ConnectionFailedError, HeadraceError, TimedOutError
+from headrace.errors import ConnectionFailedError, HeadraceError, NotFoundError, TimedOutError
 from headrace.wire.api.cluster_admin import DescribableLogDirTopic, DescribeLogDirsRequest
 
-NO_LEADER = -1
 OFFLINE_MS_MAX = 5_000
 """A partition whose leader returns no offsets for this long is shown as offline."""
 
 
-def listed(admin: AdminClient, *, internal: bool) -> list[dict[str, Any]]:
+def topic_summaries(admin: AdminClient, *, internal: bool) -> list[dict[str, Any]]:
     """Return a summary of every topic."""
     names = admin.list_topics(internal=internal)
     if not names:
         return []
     topics = admin.describe_topics(names)
-    sizes = sizes_of(admin, {TopicPartition(n, p.partition): p.leader for n, t in topics.items() for p in t.partitions})
-    facts = []
+    sizes = partition_sizes(
+        admin, {TopicPartition(n, p.partition): p.leader for n, t in topics.items() for p in t.partitions}
+    )
+    summaries = []
     for name in names:
         partitions = topics[name].partitions
         known = [sizes.get(TopicPartition(name, info.partition)) for info in partitions]
-        facts.append(
+        summaries.append(
             {
                 "topic": name,
                 "partitions": len(partitions),
@@ -35,17 +37,17 @@ def listed(admin: AdminClient, *, internal: bool) -> list[dict[str, Any]]:
                 "size_bytes": None if None in known else sum(size or 0 for size in known),
             }
         )
-    return facts
+    return summaries
 
 
-def described(admin: AdminClient, name: str) -> dict[str, Any]:
+def describe_topic(admin: AdminClient, name: str) -> dict[str, Any]:
     """Return a topic with its partitions, and its options that differ from the defaults."""
     topic = admin.describe_topics([name])[name]
     leaders = {TopicPartition(name, info.partition): info.leader for info in topic.partitions}
     led = [tp for tp, leader in leaders.items() if leader != NO_LEADER]  # the others cannot be queried
     starts = _offsets_online(admin, led, EARLIEST)
     ends = _offsets_online(admin, starts, LATEST)
-    sizes = sizes_of(admin, {tp: leaders[tp] for tp in ends})
+    sizes = partition_sizes(admin, {tp: leaders[tp] for tp in ends})
     return {
         "topic": name,
         "topic_id": str(topic.topic_id),
@@ -65,7 +67,7 @@ def described(admin: AdminClient, name: str) -> dict[str, Any]:
             for info in topic.partitions
             for tp in (TopicPartition(name, info.partition),)
         ],
-        "configs": {entry["name"]: entry["value"] for entry in configs_of(admin, name) if not entry["is_default"]},
+        "configs": {entry["name"]: entry["value"] for entry in topic_configs(admin, name) if not entry["is_default"]},
     }
 
 
@@ -80,7 +82,7 @@ def _offsets_online(
     return list_offsets(admin.client, times, timeout_ms=timeout_ms, partial=True)
 
 
-def configs_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
+def topic_configs(admin: AdminClient, name: str) -> list[dict[str, Any]]:
     """Return all options of a topic. An option that a broker sets for all topics counts as a default."""
     resource = ConfigResource(ResourceKind.TOPIC, name)
     entries = admin.describe_configs([resource])[resource]
@@ -95,7 +97,7 @@ def configs_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+def partition_sizes(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Return the bytes on the leaders' disks; without partitions that are not authorized.
 
     Unreachable leaders are left out, too; raises if all are unreachable.
@@ -126,3 +128,48 @@ def sizes_of(admin: AdminClient, leaders: dict[TopicPartition, int]) -> dict[Top
     if unreachable and len(unreachable) == len(nodes):
         raise unreachable[0]
     return sizes
+
+
+# -- partitions --------------------------------------------------------------------------------------
+
+
+def chosen_partitions(admin: AdminClient, numbers_by_topic: Mapping[str, Iterable[int] | None]) -> list[TopicPartition]:
+    """Return partitions by topic and number (None: all of the topic); raises NotFoundError for missing ones."""
+    existing = existing_partitions(admin, numbers_by_topic)
+    chosen: set[TopicPartition] = set()
+    for topic, numbers in numbers_by_topic.items():
+        of_topic = {tp for tp in existing if tp.topic == topic}
+        if not of_topic:
+            raise NotFoundError(f"topic {topic!r} does not exist")
+        for number in [tp.partition for tp in of_topic] if numbers is None else numbers:
+            tp = TopicPartition(topic, number)
+            if tp not in of_topic:
+                raise NotFoundError(f"topic {topic!r} has {len(of_topic)} partitions, but not partition {number}")
+            chosen.add(tp)
+    return sorted(chosen)
+
+
+def offset_bounds(
+    admin: AdminClient, partitions: Iterable[TopicPartition], *, led_only: bool = False
+) -> dict[TopicPartition, tuple[int, int]]:
+    """Return start and end offsets of existing partitions; with `led_only`, of those with a leader."""
+    partitions = list(partitions)
+    existing = existing_partitions(admin, {tp.topic for tp in partitions}, led_only=led_only)
+    known = [tp for tp in partitions if tp in existing]
+    if not known:
+        return {}
+    starts = admin.list_offsets(dict.fromkeys(known, EARLIEST))
+    ends = admin.list_offsets(dict.fromkeys(known, LATEST))
+    return {tp: (starts[tp].offset, ends[tp].offset) for tp in known}
+
+
+def existing_partitions(admin: AdminClient, topics: Iterable[str], *, led_only: bool = False) -> set[TopicPartition]:
+    """Return the partitions of existing topics; with `led_only`, those with a leader."""
+    names = sorted({*topics})
+    described = admin.describe_topics(names, missing_ok=True) if names else {}
+    return {
+        TopicPartition(name, info.partition)
+        for name, topic in described.items()
+        for info in topic.partitions
+        if info.leader != NO_LEADER or not led_only
+    }

@@ -1,4 +1,4 @@
-"""Message sets: our bytes and other clients', and what happens to bytes that nobody should send."""
+"""Message sets: comparison with other clients, and invalid bytes."""
 
 import contextlib
 import struct
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError, WireError
-from headrace.wire import compression, legacy
+from headrace.wire import compression, message_sets
 from headrace.wire.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.wire.layout import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader, Record
 
@@ -32,7 +32,7 @@ RECORDS = [
     Record(103, NO_TIMESTAMP, None, b"", ()),
 ]
 
-# RECORDS as Apache Kafka 3.9.1 and 4.3.0 write them, the second with log append time 777.
+# RECORDS as encoded by Apache Kafka 3.9.1 and 4.3.0, the second with log append time 777.
 JAVA_MAGIC_0_LZ4 = bytes.fromhex(
     "00000000000000670000007eb019cffa0003ffffffff0000007004224d1860401a6100000012000100916400000011615054270f"
     "0081016b0000000276310d00f00b00006500000014a6f2489d0000ffffffff000000067365636f6e350000020090660000000e3d"
@@ -64,20 +64,20 @@ def as_read(records, magic):
 
 
 def reseal(message):
-    """A single entry with its size and its checksum made right again, whatever was done to the rest."""
+    """Return an entry with corrected size and checksum."""
     body = bytes(message[ENTRY_BYTES + 4 :])
     return bytes(message[:8]) + struct.pack(">iI", 4 + len(body), zlib.crc32(body)) + body
 
 
 def wrap(inner, *, magic, codec, offset=0, timestamp=0):
-    """A wrapper around any bytes."""
+    """Return a wrapper around any bytes."""
     value = bytes(compression.compress(codec, inner))
     head = struct.pack(">bb", magic, codec) + (struct.pack(">q", timestamp) if magic else b"")
     return reseal(struct.pack(">qiI", offset, 0, 0) + head + struct.pack(">ii", -1, len(value)) + value)
 
 
 def split(data):
-    """The entries of a set."""
+    """Return the entries of a set."""
     entries = []
     while data:
         size = ENTRY_BYTES + struct.unpack_from(">i", data, 8)[0]
@@ -96,87 +96,87 @@ def numbered(rows, first_offset=0):
 
 
 @given(contents, st.integers(0, 2**62), st.sampled_from(MAGICS), st.sampled_from(CODECS))
-def test_what_is_encoded_is_decoded(rows, first_offset, magic, codec):
+def test_message_sets_survive_encoding_and_decoding(rows, first_offset, magic, codec):
     records = numbered(rows, first_offset)
-    assert legacy.decode(legacy.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
+    assert message_sets.decode(message_sets.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_gaps_between_offsets_survive(magic, codec):
     records = [RECORDS[0], RECORDS[1]._replace(offset=500), RECORDS[2]._replace(offset=2**40)]
-    assert legacy.decode(legacy.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
+    assert message_sets.decode(message_sets.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("codec", CODECS)
-def test_sets_one_after_another_are_one_set(magic, codec):
+def test_concatenated_sets_are_one_set(magic, codec):
     later = numbered([(1, b"k", b"v" * 100_000)] * 3, 104)
-    data = legacy.encode(RECORDS, magic=magic, codec=codec) + legacy.encode(later, magic=magic)
-    assert legacy.decode(data) == as_read(RECORDS + later, magic)
+    data = message_sets.encode(RECORDS, magic=magic, codec=codec) + message_sets.encode(later, magic=magic)
+    assert message_sets.decode(data) == as_read(RECORDS + later, magic)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_no_records_are_no_bytes_and_no_bytes_no_records(codec):
-    assert legacy.encode([], magic=1, codec=codec) == b""
-    assert legacy.decode(b"") == []
+def test_no_records_are_encoded_as_no_bytes(codec):
+    assert message_sets.encode([], magic=1, codec=codec) == b""
+    assert message_sets.decode(b"") == []
 
 
 @pytest.mark.parametrize(("codec", "level"), [(GZIP, 1), (GZIP, 9), (LZ4, 17)])
-def test_a_level_is_passed_on(codec, level):
-    data = legacy.encode(RECORDS, magic=1, codec=codec, level=level)
-    assert legacy.decode(data) == RECORDS
-    packed = compression.compress(codec, legacy.encode(numbered([r[1:4] for r in RECORDS]), magic=1), level)
+def test_the_compression_level_is_used(codec, level):
+    data = message_sets.encode(RECORDS, magic=1, codec=codec, level=level)
+    assert message_sets.decode(data) == RECORDS
+    packed = compression.compress(codec, message_sets.encode(numbered([r[1:4] for r in RECORDS]), magic=1), level)
     assert data.endswith(bytes(packed))
 
 
 @pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview])
 def test_any_buffer_is_read(buffer):
-    assert legacy.decode(buffer(legacy.encode(RECORDS, magic=1, codec=LZ4))) == RECORDS
+    assert message_sets.decode(buffer(message_sets.encode(RECORDS, magic=1, codec=LZ4))) == RECORDS
 
 
 # Timestamps
 
 
 def test_a_wrapper_has_the_highest_timestamp_and_the_last_offset():
-    data = legacy.encode(RECORDS, magic=1, codec=GZIP)
+    data = message_sets.encode(RECORDS, magic=1, codec=GZIP)
     assert struct.unpack_from(">q", data, 0) == (103,)
     assert struct.unpack_from(">q", data, 18) == (9,)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_log_append_time_is_everyones_time(codec):
-    data = legacy.encode(RECORDS, magic=1, codec=codec, append_time=777)
+def test_log_append_time_replaces_all_timestamps(codec):
+    data = message_sets.encode(RECORDS, magic=1, codec=codec, append_time=777)
     assert [entry[17] for entry in split(data)] == [LOG_APPEND_TIME | codec] * len(split(data))
-    assert [record.timestamp for record in legacy.decode(data)] == [777] * 4
+    assert [record.timestamp for record in message_sets.decode(data)] == [777] * 4
 
 
-def test_log_append_time_of_the_wrapper_overrides_the_times_inside():
-    data = bytearray(legacy.encode(RECORDS, magic=1, codec=GZIP))
+def test_log_append_time_of_the_wrapper_overrides_the_inner_timestamps():
+    data = bytearray(message_sets.encode(RECORDS, magic=1, codec=GZIP))
     data[17] |= LOG_APPEND_TIME
-    assert [record.timestamp for record in legacy.decode(reseal(data))] == [9] * 4
+    assert [record.timestamp for record in message_sets.decode(reseal(data))] == [9] * 4
 
 
-def test_magic_0_knows_no_append_time():
-    assert legacy.encode(RECORDS, magic=0, append_time=777) == legacy.encode(RECORDS, magic=0)
+def test_magic_0_has_no_append_time():
+    assert message_sets.encode(RECORDS, magic=0, append_time=777) == message_sets.encode(RECORDS, magic=0)
 
 
-# Offsets inside a wrapper
+# Inner offsets
 
 
-def test_a_wrapper_without_an_offset_keeps_the_offsets_inside():
-    inner = legacy.encode(numbered([(0, None, b"a"), (0, None, b"b")]), magic=1)
-    assert [r.offset for r in legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=0))] == [0, 1]
+def test_a_wrapper_without_an_offset_keeps_the_inner_offsets():
+    inner = message_sets.encode(numbered([(0, None, b"a"), (0, None, b"b")]), magic=1)
+    assert [r.offset for r in message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=0))] == [0, 1]
 
 
-def test_offsets_in_magic_1_count_back_from_the_wrappers():
-    inner = legacy.encode([RECORDS[0]._replace(offset=3), RECORDS[1]._replace(offset=7)], magic=1)
-    assert [r.offset for r in legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=1007))] == [1003, 1007]
+def test_inner_offsets_of_magic_1_are_relative_to_the_wrappers():
+    inner = message_sets.encode([RECORDS[0]._replace(offset=3), RECORDS[1]._replace(offset=7)], magic=1)
+    assert [r.offset for r in message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=1007))] == [1003, 1007]
 
 
-def test_offsets_in_magic_0_are_taken_as_they_are():
-    inner = legacy.encode(RECORDS, magic=0)
-    assert [r.offset for r in legacy.decode(wrap(inner, magic=0, codec=GZIP, offset=5))] == [
+def test_inner_offsets_of_magic_0_are_absolute():
+    inner = message_sets.encode(RECORDS, magic=0)
+    assert [r.offset for r in message_sets.decode(wrap(inner, magic=0, codec=GZIP, offset=5))] == [
         100,
         101,
         102,
@@ -184,17 +184,17 @@ def test_offsets_in_magic_0_are_taken_as_they_are():
     ]
 
 
-def test_a_wrapper_that_ends_before_its_messages_is_refused():
-    inner = legacy.encode(RECORDS, magic=1)
+def test_a_wrapper_offset_below_the_last_inner_offset_is_rejected():
+    inner = message_sets.encode(RECORDS, magic=1)
     with pytest.raises(CorruptBatchError, match="at 0: expected an offset of 103 or more, got 50"):
-        legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=50))
+        message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=50))
 
 
 @pytest.mark.parametrize("offset", [-(2**63), 104])
-def test_offsets_inside_that_no_base_could_explain_are_refused(offset):
-    inner = legacy.encode([RECORDS[0]._replace(offset=offset), *RECORDS], magic=1)
+def test_inner_offsets_outside_their_range_are_rejected(offset):
+    inner = message_sets.encode([RECORDS[0]._replace(offset=offset), *RECORDS], magic=1)
     with pytest.raises(CorruptBatchError, match=f"expected an offset from 0 to 103, got {offset}"):
-        legacy.decode(wrap(inner, magic=1, codec=GZIP, offset=2**63 - 1))
+        message_sets.decode(wrap(inner, magic=1, codec=GZIP, offset=2**63 - 1))
 
 
 # Apache Kafka
@@ -210,11 +210,11 @@ def test_offsets_inside_that_no_base_could_explain_are_refused(offset):
     ],
 )
 def test_sets_of_apache_kafka_are_read(data, expected):
-    assert legacy.decode(data) == expected
+    assert message_sets.decode(data) == expected
 
 
-def test_an_uncompressed_set_is_apache_kafkas_byte_for_byte():
-    assert legacy.encode(RECORDS, magic=1) == JAVA_MAGIC_1
+def test_an_uncompressed_set_equals_apache_kafkas():
+    assert message_sets.encode(RECORDS, magic=1) == JAVA_MAGIC_1
 
 
 # Other clients
@@ -241,7 +241,7 @@ def timestamp_of(record):
     return NO_TIMESTAMP if record.timestamp is None else record.timestamp
 
 
-# kafka-python needs packages for snappy and lz4 that are not here, aiokafka refuses lz4 in magic 0.
+# kafka-python needs packages for snappy and lz4 that are not installed; aiokafka rejects lz4 in magic 0.
 KAFKA_PYTHON = [(kafka_python_legacy, kafka_python_memory, m, c) for m in MAGICS for c in (NONE, GZIP)]
 AIOKAFKA = [(aiokafka_legacy, aiokafka_memory, m, c) for m in MAGICS for c in CODECS if (m, c) != (0, LZ4)]
 CLIENTS = KAFKA_PYTHON + AIOKAFKA
@@ -250,28 +250,28 @@ CLIENTS = KAFKA_PYTHON + AIOKAFKA
 @given(contents, st.sampled_from([client for client in CLIENTS if client[-1] == NONE]))
 def test_uncompressed_sets_equal_those_of_other_clients(rows, client):
     module, _, magic, codec = client
-    assert legacy.encode(numbered(rows), magic=magic) == built_by(module, rows, magic, codec)
+    assert message_sets.encode(numbered(rows), magic=magic) == built_by(module, rows, magic, codec)
 
 
 @given(contents, st.sampled_from([client for client in CLIENTS if client[-1] != NONE]))
-def test_compressed_sets_of_other_clients_hold_the_bytes_that_ours_hold(rows, client):
+def test_compressed_sets_of_other_clients_have_equal_contents(rows, client):
     module, _, magic, codec = client
     theirs = built_by(module, rows, magic, codec)
     inner = compression.decompress(codec, theirs[WRAPPER_BYTES[magic] :])
-    assert bytes(inner) == legacy.encode(numbered(rows), magic=magic)
+    assert bytes(inner) == message_sets.encode(numbered(rows), magic=magic)
 
 
 @given(contents, st.sampled_from(CLIENTS))
 def test_sets_of_other_clients_are_read(rows, client):
     module, _, magic, codec = client
-    assert legacy.decode(built_by(module, rows, magic, codec)) == as_read(numbered(rows), magic)
+    assert message_sets.decode(built_by(module, rows, magic, codec)) == as_read(numbered(rows), magic)
 
 
 @given(contents, st.integers(0, 2**62), st.sampled_from(CLIENTS))
 def test_other_clients_read_our_sets(rows, first_offset, client):
     _, module, magic, codec = client
     records = numbered(rows, first_offset)
-    assert read_by(module, legacy.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
+    assert read_by(module, message_sets.encode(records, magic=magic, codec=codec)) == as_read(records, magic)
 
 
 # The LZ4 frames of magic 0 (KAFKA-3160)
@@ -283,259 +283,259 @@ CHECKSUM_AT = 6  # in a frame without optional fields
 @pytest.mark.parametrize(
     ("data", "digest"), [(b"", 0x02CC5D05), (b"a", 0x550D7456), (b"abc", 0x32D153FF), (b"abcd", 0xA3643705)]
 )
-def test_xxhash_gives_the_published_digests(data, digest):
-    assert legacy._xxh32_short(data) == digest
+def test_xxhash_has_the_published_digests(data, digest):
+    assert message_sets._xxh32_short(data) == digest
 
 
 def test_lz4_in_magic_0_is_written_with_the_checksum_that_old_brokers_expect():
-    frame = legacy.encode(RECORDS, magic=0, codec=LZ4)[WRAPPER_BYTES[0] :]
-    correct = bytes(compression.compress(LZ4, legacy.encode(RECORDS, magic=0)))
-    assert frame[CHECKSUM_AT] == legacy._xxh32_short(frame[:CHECKSUM_AT]) >> 8 & 0xFF
+    frame = message_sets.encode(RECORDS, magic=0, codec=LZ4)[WRAPPER_BYTES[0] :]
+    correct = bytes(compression.compress(LZ4, message_sets.encode(RECORDS, magic=0)))
+    assert frame[CHECKSUM_AT] == message_sets._xxh32_short(frame[:CHECKSUM_AT]) >> 8 & 0xFF
     assert frame[CHECKSUM_AT] != correct[CHECKSUM_AT]
     assert frame[:CHECKSUM_AT] + frame[CHECKSUM_AT + 1 :] == correct[:CHECKSUM_AT] + correct[CHECKSUM_AT + 1 :]
 
 
-def test_apache_kafkas_broken_checksum_is_mended_and_broken_again_to_the_same_bytes():
-    mended = bytes(legacy._mend_lz4_checksum(memoryview(JAVA_FRAME)))
-    assert bytes(compression.decompress(LZ4, mended)) == legacy.encode(RECORDS, magic=0)
-    assert legacy._break_lz4_checksum(mended) == JAVA_FRAME
+def test_fixing_and_breaking_the_lz4_checksum_gives_apache_kafkas_bytes():
+    mended = bytes(message_sets._fix_lz4_checksum(memoryview(JAVA_FRAME)))
+    assert bytes(compression.decompress(LZ4, mended)) == message_sets.encode(RECORDS, magic=0)
+    assert message_sets._break_lz4_checksum(mended) == JAVA_FRAME
     with pytest.raises(CorruptBatchError):
         compression.decompress(LZ4, JAVA_FRAME)
 
 
-def test_lz4_in_magic_0_is_read_with_the_correct_checksum_too():
-    inner = legacy.encode(RECORDS, magic=0)
-    assert legacy.decode(wrap(inner, magic=0, codec=LZ4)) == without_timestamps(RECORDS)
+def test_lz4_in_magic_0_is_also_read_with_the_correct_checksum():
+    inner = message_sets.encode(RECORDS, magic=0)
+    assert message_sets.decode(wrap(inner, magic=0, codec=LZ4)) == without_timestamps(RECORDS)
 
 
-def test_lz4_in_magic_1_has_the_correct_checksum_and_no_other_is_read():
-    data = bytearray(legacy.encode(RECORDS, magic=1, codec=LZ4))
+def test_lz4_in_magic_1_needs_the_correct_checksum():
+    data = bytearray(message_sets.encode(RECORDS, magic=1, codec=LZ4))
     compression.decompress(LZ4, data[WRAPPER_BYTES[1] :])
     data[WRAPPER_BYTES[1] + CHECKSUM_AT] ^= 0xFF
     with pytest.raises(CorruptBatchError, match="lz4"):
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
 
 
-def test_the_content_size_is_taken_out_of_a_frame_for_old_brokers():
-    frame = bytes(legacy._mend_lz4_checksum(memoryview(JAVA_FRAME)))
-    sized = legacy._mend_lz4_checksum(
+def test_the_content_size_is_removed_from_a_frame_for_old_brokers():
+    frame = bytes(message_sets._fix_lz4_checksum(memoryview(JAVA_FRAME)))
+    sized = message_sets._fix_lz4_checksum(
         frame[:4] + bytes([frame[4] | 0x08, frame[5]]) + struct.pack("<Q", 113) + frame[6:]
     )
     assert len(compression.decompress(LZ4, sized)) == 113
-    assert legacy._break_lz4_checksum(sized) == JAVA_FRAME
+    assert message_sets._break_lz4_checksum(sized) == JAVA_FRAME
 
 
 @pytest.mark.parametrize("magic", MAGICS)
-def test_lz4_blocks_are_independent_for_java_reads_no_others(magic):
-    data = legacy.encode([Record(0, 0, None, bytes(200_000), ())], magic=magic, codec=LZ4)
+def test_message_sets_have_independent_lz4_blocks_for_java(magic):
+    data = message_sets.encode([Record(0, 0, None, bytes(200_000), ())], magic=magic, codec=LZ4)
     assert data[WRAPPER_BYTES[magic] + 4] & 0x20
 
 
 @pytest.mark.parametrize("size", range(9))
-def test_a_piece_of_an_lz4_frame_is_corrupt(size):
+def test_a_truncated_lz4_frame_is_corrupt(size):
     value = b"\x04\x22\x4d\x18\x68\x40\x82\x00\x00"[:size]
     head = struct.pack(">qiIbbii", 0, 0, 0, 0, LZ4, -1, size)
     with pytest.raises(CorruptBatchError, match="lz4"):
-        legacy.decode(reseal(head + value))
+        message_sets.decode(reseal(head + value))
 
 
-# Codecs that do not belong
+# Unsupported codecs
 
 
 def test_zstd_is_not_written():
     with pytest.raises(UnsupportedVersionError, match="gzip, snappy and lz4, not zstd"):
-        legacy.encode(RECORDS, magic=1, codec=ZSTD)
+        message_sets.encode(RECORDS, magic=1, codec=ZSTD)
 
 
 @pytest.mark.parametrize(("codec", "name"), [(ZSTD, "zstd"), (5, "codec 5"), (7, "codec 7")])
-def test_codecs_that_message_sets_never_had_are_not_read(codec, name):
-    data = bytearray(legacy.encode(RECORDS, magic=1, codec=GZIP))
+def test_unsupported_codecs_are_not_read(codec, name):
+    data = bytearray(message_sets.encode(RECORDS, magic=1, codec=GZIP))
     data[17] = codec
     with pytest.raises(CorruptBatchError, match=f"expected gzip, snappy or lz4, got {name}"):
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
 
 
 def test_magic_2_is_not_written():
     with pytest.raises(UnsupportedVersionError, match="magic 0 or 1 for a message set, got 2"):
-        legacy.encode(RECORDS, magic=2)
+        message_sets.encode(RECORDS, magic=2)
 
 
 @pytest.mark.parametrize("magic", [2, 3, 255])
 def test_other_magic_is_not_read(magic):
-    data = bytearray(legacy.encode(RECORDS[:1], magic=1))
+    data = bytearray(message_sets.encode(RECORDS[:1], magic=1))
     data[16] = magic
     with pytest.raises(MalformedError, match=f"expected magic 0 or 1 in a message set, got {magic}") as caught:
-        legacy.decode(data)
+        message_sets.decode(data)
     assert caught.value.offset == 16
 
 
 # Mixed magic
 
 
-def test_a_set_of_mixed_magic_is_read_only_if_asked_for():
-    data = legacy.encode(RECORDS[:2], magic=0, codec=LZ4) + legacy.encode(RECORDS[2:], magic=1, codec=LZ4)
-    second = len(legacy.encode(RECORDS[:2], magic=0, codec=LZ4))
-    assert legacy.decode(data, mixed_magic=True) == without_timestamps(RECORDS[:2]) + RECORDS[2:]
-    with pytest.raises(MalformedError, match="expected magic 0 again, got 1") as caught:
-        legacy.decode(data)
+def test_a_set_of_mixed_magic_is_read_only_with_mixed_magic():
+    data = message_sets.encode(RECORDS[:2], magic=0, codec=LZ4) + message_sets.encode(RECORDS[2:], magic=1, codec=LZ4)
+    second = len(message_sets.encode(RECORDS[:2], magic=0, codec=LZ4))
+    assert message_sets.decode(data, mixed_magic=True) == without_timestamps(RECORDS[:2]) + RECORDS[2:]
+    with pytest.raises(MalformedError, match="expected magic 0 in the whole set, got 1") as caught:
+        message_sets.decode(data)
     assert caught.value.offset == second
 
 
 @pytest.mark.parametrize("magic", MAGICS)
-def test_a_wrapper_holds_its_own_magic_only(magic):
-    inner = legacy.encode(RECORDS[:1], magic=magic) + legacy.encode(RECORDS[1:], magic=1 - magic)
+def test_inner_messages_must_have_the_magic_of_the_wrapper(magic):
+    inner = message_sets.encode(RECORDS[:1], magic=magic) + message_sets.encode(RECORDS[1:], magic=1 - magic)
     with pytest.raises(CorruptBatchError, match=f"expected magic {magic}, got {1 - magic}"):
-        legacy.decode(wrap(inner, magic=magic, codec=GZIP, offset=103), mixed_magic=True)
+        message_sets.decode(wrap(inner, magic=magic, codec=GZIP, offset=103), mixed_magic=True)
 
 
-# Partial sets
+# Incomplete sets
 
 
 @pytest.mark.parametrize("magic", MAGICS)
-def test_a_message_cut_short_at_the_end_is_dropped_only_if_asked_for(magic):
-    data = legacy.encode(RECORDS, magic=magic)
+def test_an_incomplete_last_message_is_dropped_only_with_partial_tail(magic):
+    data = message_sets.encode(RECORDS, magic=magic)
     ends = [0]
     for entry in split(data):
         ends.append(ends[-1] + len(entry))
     for size in range(len(data)):
         whole = sum(end <= size for end in ends) - 1
-        assert legacy.decode(data[:size], partial_tail=True) == as_read(RECORDS[:whole], magic)
+        assert message_sets.decode(data[:size], partial_tail=True) == as_read(RECORDS[:whole], magic)
         if size not in ends:
             with pytest.raises(MalformedError) as caught:
-                legacy.decode(data[:size])
+                message_sets.decode(data[:size])
             assert caught.value.offset == ends[whole]
 
 
-def test_a_wrapper_cut_short_gives_nothing():
-    data = legacy.encode(RECORDS, magic=1, codec=GZIP)
-    assert legacy.decode(data[:-1], partial_tail=True) == []
+def test_an_incomplete_wrapper_has_no_records():
+    data = message_sets.encode(RECORDS, magic=1, codec=GZIP)
+    assert message_sets.decode(data[:-1], partial_tail=True) == []
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_a_compressed_set_is_whole_even_where_the_outer_one_may_not_be(codec):
-    inner = legacy.encode(RECORDS, magic=1)[:-1]
+def test_an_inner_set_must_be_complete_even_with_partial_tail(codec):
+    inner = message_sets.encode(RECORDS, magic=1)[:-1]
     with pytest.raises(CorruptBatchError, match="in the compressed message at 0: expected an entry of 34 bytes"):
-        legacy.decode(wrap(inner, magic=1, codec=codec, offset=103), partial_tail=True)
+        message_sets.decode(wrap(inner, magic=1, codec=codec, offset=103), partial_tail=True)
 
 
-# Hostile bytes
+# Invalid bytes
 
 
-def test_a_wrong_checksum_is_told_with_both_values_and_the_place():
-    entries = split(legacy.encode(RECORDS, magic=1))
+def test_a_message_checksum_error_names_both_checksums_and_the_position():
+    entries = split(message_sets.encode(RECORDS, magic=1))
     bad = bytearray(entries[1])
     bad[-1] ^= 1
     stored = struct.unpack_from(">I", bad, 12)[0]
     computed = zlib.crc32(bad[16:])
-    match = f"expected checksum {stored:#x} of the message at {len(entries[0])}, its bytes give {computed:#x}"
+    match = f"message at {len(entries[0])}: expected checksum {stored:#010x}, got {computed:#010x}"
     with pytest.raises(CorruptBatchError, match=match):
-        legacy.decode(entries[0] + bytes(bad))
+        message_sets.decode(entries[0] + bytes(bad))
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_checksums_inside_a_wrapper_count_too(codec):
-    inner = bytearray(legacy.encode(RECORDS, magic=1))
+def test_checksums_of_inner_messages_are_verified(codec):
+    inner = bytearray(message_sets.encode(RECORDS, magic=1))
     inner[-1] ^= 1
-    with pytest.raises(CorruptBatchError, match="in the compressed message at 0: expected "):
-        legacy.decode(wrap(inner, magic=1, codec=codec, offset=103))
+    with pytest.raises(CorruptBatchError, match=r"in the compressed message at 0: message at \d+: expected checksum "):
+        message_sets.decode(wrap(inner, magic=1, codec=codec, offset=103))
 
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 13])
 @pytest.mark.parametrize("partial_tail", [False, True])
-def test_a_size_that_no_message_has_is_refused(size, partial_tail):
+def test_a_message_size_below_the_minimum_is_rejected(size, partial_tail):
     data = struct.pack(">qi", 0, size) + bytes(100)
     with pytest.raises(MalformedError, match=f"expected a message of at least 14 bytes, got {size} "):
-        legacy.decode(data, partial_tail=partial_tail)
+        message_sets.decode(data, partial_tail=partial_tail)
 
 
-def test_a_size_beyond_the_end_is_refused():
+def test_a_message_size_beyond_the_end_is_rejected():
     data = struct.pack(">qi", 0, 2**31 - 1) + bytes(100)
     with pytest.raises(MalformedError, match="expected an entry of 2147483659 bytes or more, 112 left"):
-        legacy.decode(data)
+        message_sets.decode(data)
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("length", [-(2**31), -2, 5, 2**31 - 1])
-def test_a_length_beyond_the_message_is_refused(magic, length):
+def test_a_length_beyond_the_message_is_rejected(magic, length):
     at = HEAD_BYTES[magic]
-    data = bytearray(legacy.encode([Record(0, 0, b"", b"", ())], magic=magic))
+    data = bytearray(message_sets.encode([Record(0, 0, b"", b"", ())], magic=magic))
     struct.pack_into(">i", data, at, length)
     with pytest.raises(MalformedError, match=f"expected a key of {length} bytes, 4 left") as caught:
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
     assert caught.value.offset == at
     struct.pack_into(">ii", data, at, 0, length)
     with pytest.raises(MalformedError, match=f"expected a value of {length} bytes, 0 left") as caught:
-        legacy.decode(reseal(data))
+        message_sets.decode(reseal(data))
     assert caught.value.offset == at + 4
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_a_message_too_short_for_its_lengths_is_refused(cut):
-    data = legacy.encode([Record(0, 0, None, None, ())], magic=1)
+def test_a_message_too_short_for_its_lengths_is_rejected(cut):
+    data = message_sets.encode([Record(0, 0, None, None, ())], magic=1)
     with pytest.raises(MalformedError, match="expected the length of a "):
-        legacy.decode(reseal(data[:-cut]))
+        message_sets.decode(reseal(data[:-cut]))
 
 
-def test_bytes_after_the_value_are_refused():
-    data = reseal(legacy.encode(RECORDS[:1], magic=1) + b"more")
+def test_bytes_after_the_value_are_rejected():
+    data = reseal(message_sets.encode(RECORDS[:1], magic=1) + b"more")
     with pytest.raises(MalformedError, match="expected the message to end with its value, 4 bytes left"):
-        legacy.decode(data)
+        message_sets.decode(data)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_compression_inside_compression_is_refused(codec):
-    inner = legacy.encode(RECORDS, magic=1, codec=codec)
-    with pytest.raises(CorruptBatchError, match="expected no compression inside compression"):
-        legacy.decode(wrap(inner, magic=1, codec=codec, offset=103))
+def test_nested_compression_is_rejected(codec):
+    inner = message_sets.encode(RECORDS, magic=1, codec=codec)
+    with pytest.raises(CorruptBatchError, match="expected an uncompressed message inside a wrapper"):
+        message_sets.decode(wrap(inner, magic=1, codec=codec, offset=103))
 
 
-def test_a_wrapper_around_null_is_refused():
-    data = bytearray(legacy.encode([Record(0, 0, None, None, ())], magic=1))
+def test_a_wrapper_with_a_null_value_is_rejected():
+    data = bytearray(message_sets.encode([Record(0, 0, None, None, ())], magic=1))
     data[17] = GZIP
-    with pytest.raises(CorruptBatchError, match="expected a message set for a value, got null"):
-        legacy.decode(reseal(data))
+    with pytest.raises(CorruptBatchError, match="expected a message set as the value, got null"):
+        message_sets.decode(reseal(data))
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_a_wrapper_around_nothing_is_refused(codec):
+def test_a_wrapper_without_messages_is_rejected(codec):
     with pytest.raises(CorruptBatchError, match="expected messages, got none"):
-        legacy.decode(wrap(b"", magic=1, codec=codec))
+        message_sets.decode(wrap(b"", magic=1, codec=codec))
 
 
 @pytest.mark.parametrize("magic", MAGICS)
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_a_decompression_bomb_goes_off_at_the_limit(magic, codec):
-    bomb = legacy.encode([Record(0, 0, None, bytes(8 << 20), ())], magic=magic, codec=codec)
+def test_decompression_stops_at_the_limit(magic, codec):
+    bomb = message_sets.encode([Record(0, 0, None, bytes(8 << 20), ())], magic=magic, codec=codec)
     assert len(bomb) < 1 << 20
     with pytest.raises(CorruptBatchError, match=r"expected at most \d+ bytes"):
-        legacy.decode(bomb, bytes_max=65536)
+        message_sets.decode(bomb, bytes_max=65536)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_the_limit_is_for_the_whole_set(codec):
-    one = legacy.encode([Record(0, 0, None, bytes(1000), ())], magic=1, codec=codec)
-    assert len(legacy.decode(one * 4, bytes_max=4 * 1034)) == 4
+def test_the_decompression_limit_is_for_the_whole_set(codec):
+    data = message_sets.encode([Record(0, 0, None, bytes(1000), ())], magic=1, codec=codec)
+    assert len(message_sets.decode(data * 4, bytes_max=4 * 1034)) == 4
     with pytest.raises(CorruptBatchError, match="expected at most 1033 bytes"):
-        legacy.decode(one * 4, bytes_max=4 * 1034 - 1)
+        message_sets.decode(data * 4, bytes_max=4 * 1034 - 1)
 
 
-SEEDS = [legacy.encode(RECORDS, magic=magic, codec=codec) for magic in MAGICS for codec in CODECS]
+SEEDS = [message_sets.encode(RECORDS, magic=magic, codec=codec) for magic in MAGICS for codec in CODECS]
 
 
 def decode_or_refuse(data, **how):
     with contextlib.suppress(WireError):
-        legacy.decode(data, bytes_max=1 << 20, **how)
+        message_sets.decode(data, bytes_max=1 << 20, **how)
 
 
 @given(st.sampled_from(SEEDS), st.integers(0, 2**16), st.integers(1, 255), st.booleans())
-def test_a_flipped_byte_raises_nothing_but_wire_errors(seed, at, mask, lenient):
+def test_a_flipped_byte_raises_only_wire_errors(seed, at, mask, lenient):
     data = bytearray(seed)
     data[at % len(data)] ^= mask
     decode_or_refuse(data, partial_tail=lenient, mixed_magic=lenient)
 
 
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 2**16), st.integers(1, 255)), max_size=4))
-def test_flipped_bytes_under_a_valid_checksum_raise_nothing_but_wire_errors(seed, flips):
+def test_flipped_bytes_with_a_valid_checksum_raise_only_wire_errors(seed, flips):
     data = bytearray(split(seed)[0])
     for at, mask in flips:
         data[16 + at % (len(data) - 16)] ^= mask
@@ -543,7 +543,7 @@ def test_flipped_bytes_under_a_valid_checksum_raise_nothing_but_wire_errors(seed
 
 
 @given(st.binary(max_size=200), st.sampled_from(MAGICS), st.sampled_from([GZIP, SNAPPY, LZ4]))
-def test_any_bytes_raise_nothing_but_wire_errors(data, magic, codec):
+def test_any_bytes_raise_only_wire_errors(data, magic, codec):
     decode_or_refuse(data, partial_tail=True)
     decode_or_refuse(wrap(data, magic=magic, codec=codec))
     decode_or_refuse(reseal(bytes(16) + bytes([magic, codec]) + data))
@@ -557,29 +557,29 @@ def header(attributes, max_timestamp=9):
 
 
 @pytest.mark.parametrize("magic", MAGICS)
-def test_converting_down_keeps_offsets_and_codecs_and_drops_headers_and_control_batches(magic):
+def test_converting_down_keeps_offsets_and_drops_control_batches(magic):
     with_headers = [record._replace(headers=(("h", b"x"),)) for record in RECORDS]
     control = [Record(104, 0, b"\0\0\0\1", b"\0\0\0\0\0\0", ())]
     later = numbered([(11, None, b"later")], 105)
     batches = [(header(SNAPPY), with_headers), (header(CONTROL), control), (header(NONE), later)]
-    data = legacy.convert_down(batches, magic=magic)
+    data = message_sets.convert_down(batches, magic=magic)
     assert [entry[17] for entry in split(data)] == [SNAPPY, NONE]
-    assert legacy.decode(data) == as_read(RECORDS + later, magic)
+    assert message_sets.decode(data) == as_read(RECORDS + later, magic)
 
 
 def test_converting_down_keeps_log_append_time():
-    data = legacy.convert_down([(header(GZIP | LOG_APPEND_TIME, 777), RECORDS)], magic=1)
+    data = message_sets.convert_down([(header(GZIP | LOG_APPEND_TIME, 777), RECORDS)], magic=1)
     assert data[17] == GZIP | LOG_APPEND_TIME
-    assert [record.timestamp for record in legacy.decode(data)] == [777] * 4
+    assert [record.timestamp for record in message_sets.decode(data)] == [777] * 4
 
 
 def test_a_zstd_batch_is_not_converted_down():
     with pytest.raises(UnsupportedVersionError, match="zstd"):
-        legacy.convert_down([(header(ZSTD), RECORDS)], magic=1)
+        message_sets.convert_down([(header(ZSTD), RECORDS)], magic=1)
 
 
 @given(contents, st.sampled_from(CODECS))
-def test_magic_1_goes_down_to_magic_0_without_timestamps(rows, codec):
+def test_converting_magic_1_to_magic_0_drops_timestamps(rows, codec):
     records = numbered(rows)
-    newer = legacy.decode(legacy.encode(records, magic=1, codec=codec))
-    assert legacy.decode(legacy.encode(newer, magic=0, codec=codec)) == without_timestamps(records)
+    newer = message_sets.decode(message_sets.encode(records, magic=1, codec=codec))
+    assert message_sets.decode(message_sets.encode(newer, magic=0, codec=codec)) == without_timestamps(records)

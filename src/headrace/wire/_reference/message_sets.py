@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1, one after another, in plain Python. What they look like is in `legacy`."""
+"""Messages of magic 0 and 1, in plain Python. `headrace.wire.message_sets` describes the format."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ import zlib
 from collections.abc import Sequence
 
 from headrace.errors import CorruptBatchError, MalformedError
-from headrace.wire.layout import MAGIC_OFFSET, NO_TIMESTAMP, OldMessage
+from headrace.wire.layout import MAGIC_OFFSET, NO_TIMESTAMP, LegacyMessage
 from headrace.wire.primitives import Buffer
 
 _entry = struct.Struct(">qiI")  # offset, size, crc
 _heads = (struct.Struct(">bb"), struct.Struct(">bbq"))  # magic, attributes and, in magic 1, the timestamp
 _int32 = struct.Struct(">i")
 
-_PREFIX_BYTES = 12  # offset and size: what the size does not count
+_PREFIX_BYTES = 12  # offset and size, which the size does not include
 _CRC_BYTES = 4
-_SIZE_MIN = 14  # an empty message of magic 0; as much as magic 1 has before the key
+_SIZE_MIN = 14  # an empty message of magic 0; magic 1 has as many bytes before the key
 
 
-def encode_messages(
+def encode_message_set(
     offsets: Sequence[int],
     timestamps: Sequence[int],
     keys: Sequence[Buffer | None],
     values: Sequence[Buffer | None],
+    *,
     magic: int,
     attributes: int,
 ) -> bytes:
-    """Entries one after another. Magic 0 leaves the timestamps out."""
+    """Encode entries. Magic 0 has no timestamps."""
     out = bytearray()
     for offset, timestamp, key, value in zip(offsets, timestamps, keys, values, strict=True):
         head = _heads[0].pack(0, attributes) if magic == 0 else _heads[1].pack(1, attributes, timestamp)
@@ -39,8 +40,8 @@ def encode_messages(
     return bytes(out)
 
 
-def decode_messages(data: Buffer, partial_tail: bool) -> list[OldMessage]:
-    """All entries, checked. With `partial_tail` the last one may be cut short, and is left out then."""
+def decode_message_set(data: Buffer, partial_tail: bool) -> list[LegacyMessage]:
+    """Decode and check all entries. With `partial_tail`, an incomplete last entry is ignored."""
     messages = []
     with memoryview(data) as view:
         pos, end = 0, len(view)
@@ -60,7 +61,7 @@ def decode_messages(data: Buffer, partial_tail: bool) -> list[OldMessage]:
     return messages
 
 
-def _message(data: memoryview, pos: int, end: int) -> OldMessage:
+def _message(data: memoryview, pos: int, end: int) -> LegacyMessage:
     magic_pos = pos + MAGIC_OFFSET
     magic = data[magic_pos]
     if magic not in (0, 1):
@@ -68,7 +69,7 @@ def _message(data: memoryview, pos: int, end: int) -> OldMessage:
     offset, _, crc = _entry.unpack_from(data, pos)
     computed = zlib.crc32(data[magic_pos:end])
     if computed != crc:
-        raise CorruptBatchError(f"expected checksum {crc:#x} of the message at {pos}, its bytes give {computed:#x}")
+        raise CorruptBatchError(f"message at {pos}: expected checksum {crc:#010x}, got {computed:#010x}")
     head = _heads[magic]
     _, attributes, *timestamp = head.unpack_from(data, magic_pos)
     key, key_end = _bytes(data, magic_pos + head.size, end, "key")
@@ -76,7 +77,7 @@ def _message(data: memoryview, pos: int, end: int) -> OldMessage:
     if value_end != end:
         left = end - value_end
         raise MalformedError(f"expected the message to end with its value, {left} bytes left", offset=value_end)
-    return OldMessage(pos, offset, magic, attributes, timestamp[0] if timestamp else NO_TIMESTAMP, key, value)
+    return LegacyMessage(pos, offset, magic, attributes, timestamp[0] if timestamp else NO_TIMESTAMP, key, value)
 
 
 def _bytes(data: memoryview, pos: int, end: int, what: str) -> tuple[bytes | None, int]:

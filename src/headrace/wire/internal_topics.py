@@ -1,22 +1,45 @@
-"""The records of `__transaction_state`: a transactional id, and its transaction as it is after a step."""
+"""The internal topics of the coordinators: their partitions, and the records of `__transaction_state`."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 from headrace.wire.schema import Message, Struct, array, int8, int16, int32, int64, string
 
+_INT32_MIN = -(2**31)
+
+
+def java_string_hash(text: str) -> int:
+    """Return Java's String.hashCode: over UTF-16 code units, as a signed 32-bit integer."""
+    value = 0
+    for (unit,) in struct.iter_unpack("<H", text.encode("utf-16-le", "surrogatepass")):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def coordinator_partition(key: str, count: int) -> int:
+    """Return the partition of an internal topic, out of `count`, for a group or a transactional id."""
+    value = java_string_hash(key)
+    return 0 if value == _INT32_MIN else abs(value) % count  # as Kafka does: Java's abs(INT_MIN) is negative
+
 
 class TransactionLogKey(Message, versions="0-0"):
+    """The key of a record: one per transactional id."""
+
     transactional_id: str = string()
 
 
 class PartitionsOfTopic(Struct):
+    """Partitions of a transaction in one topic."""
+
     topic: str = string()
     partition_ids: Sequence[int] = array(int32)
 
 
 class TransactionLogValue(Message, versions="0-1", flexible="1+"):
+    """The value of a record: the state of a transactional id after a transition."""
+
     producer_id: int = int64()
     previous_producer_id: int = int64("1+", tag=0, default=-1)
     next_producer_id: int = int64("1+", tag=1, default=-1)
