@@ -25,6 +25,7 @@ also be text, as in a `.properties` file. A class may be an object, a class, or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypedDict
 
 from headrace.config.option import Secret
@@ -69,6 +70,8 @@ def _typed_dict(name: str, doc: str, options: Mapping[str, Option]) -> str:
 
 
 def _type_of(option: Option) -> str:
+    if option.name == "sasl.plain.users":
+        return "str | Secret | Mapping[str, str] | None"
     if isinstance(option.check, OneOf) and any(choice.isdigit() for choice in option.check.choices):
         return "str | int | None"  # acks=1
     return TYPES[option.kind]

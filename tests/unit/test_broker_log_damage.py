@@ -22,6 +22,8 @@ from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import BatchProducer, read_batches
 from tests.support.log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of, visible
 
+pytestmark = pytest.mark.both_kernels
+
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 
 
@@ -774,7 +776,7 @@ def test_the_previous_snapshot_is_used_if_one_is_damaged(rig, how, clean, caplog
 def test_a_damaged_leader_epoch_checkpoint_is_rebuilt_from_the_log(rig, garbage, clean, caplog):
     log = fill(rig)
     log.append(batch(b"of the next leader"), leader_epoch=4)
-    log.append(batch(b"of the next leader"), leader_epoch=6)
+    log.append(batch(b"of the leader after it"), leader_epoch=6)
     log.advance_high_watermark(log.end_offset)
     epochs = log.epochs.rows
     path = rig.root / "t-0" / "leader-epoch-checkpoint"

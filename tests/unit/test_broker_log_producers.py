@@ -11,6 +11,8 @@ from headrace.errors import BrokerError, Code
 from headrace.wire.records import BatchProducer, Marker
 from tests.support.log_rig import LogRig, batch, committed_values, state_of, values_of
 
+pytestmark = pytest.mark.both_kernels
+
 SEQUENCE_MAX = 2**31 - 1
 EPOCH_MAX = 2**15 - 1
 

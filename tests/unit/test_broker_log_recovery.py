@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,8 @@ from headrace.broker.log import manager as manager_module
 from headrace.broker.log.producer_snapshots import snapshot_offsets
 from headrace.wire.records import BatchProducer, Marker
 from tests.support.log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
+
+pytestmark = pytest.mark.both_kernels
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 
@@ -363,6 +366,25 @@ def test_a_truncated_log_may_be_recovered_at_once(rig):
     reopened = rig.crash().log(**SMALL)
     reopened.advance_high_watermark(reopened.end_offset)
     assert state_of(reopened) == state_of(log)
+
+
+def test_a_log_whose_files_cannot_be_deleted_keeps_its_segments(rig, monkeypatch):
+    log = rig.log(**SMALL)
+    fill(rig, log)
+    count = len(log.segments)
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, "input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(OSError, match="input/output error"):
+            log.truncate_fully(1000)
+    assert len(log.segments) == count
+    asyncio.run(rig.manager.write_checkpoints())
+    asyncio.run(rig.manager.delete_old())
+    log.truncate_fully(1000)
+    assert (log.start_offset, log.end_offset) == (1000, 1000)
 
 
 def test_a_follower_can_restart_at_a_higher_offset(rig):

@@ -110,6 +110,17 @@ def picked(response: Any, *path: str | int) -> Code:
     return Code(response.error_code)
 
 
+@pytest.mark.parametrize(("version", "code"), [(2, 3), (9, 3), (10, 100)])
+@on_loop
+async def test_a_commit_without_a_topic_name_fails(version, code):
+    async with GroupRig() as rig:
+        commit = COMMIT.replace(topics=[COMMIT.topics[0].replace(name="")])
+        response = await ask(broker_of(rig, DenyingAuthorizer()), commit, version)
+        assert picked(response, *FIRST) == code
+        response = await ask(broker_of(rig, DenyingAuthorizer(Operation.READ, Resource.TOPIC)), commit, 9)
+        assert picked(response, *FIRST) == TOPIC_REFUSED
+
+
 @pytest.mark.parametrize(
     ("operation", "resource", "message", "version", "path", "code"),
     [

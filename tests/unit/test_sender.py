@@ -505,6 +505,7 @@ def test_force_fails_what_is_waiting_and_what_is_on_the_wire(idempotent):
     rig.turn(3)
     assert rig.cluster.of(PRODUCE)
     waiting = rig.send(b"b", 1, lambda m, e: heard.append(e))
+    rig.stop_broker(0)
     rig.sender.force_close()
     thread = rig.start()
     thread.join(SECONDS_MAX)

@@ -6,6 +6,7 @@ also be text, as in a `.properties` file. A class may be an object, a class, or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypedDict
 
 from headrace.config.option import Secret
@@ -289,7 +290,7 @@ class BrokerOptions(TypedDict, total=False):
     ssl_principal_mapping_rules: str | None
     sasl_enabled_mechanisms: str | list[str] | tuple[str, ...] | None
     sasl_jaas_config: str | Secret | None
-    sasl_plain_users: str | Secret | None
+    sasl_plain_users: str | Secret | Mapping[str, str] | None
     sasl_server_callback_handler_class: object
     sasl_server_max_receive_size: int | str | None
     connections_max_reauth_ms: int | str | None

@@ -184,15 +184,15 @@ class Controller(ClusterRole):
         return BrokerHeartbeatResponse(is_caught_up=True, is_fenced=True, should_shut_down=True)
 
     def _session_expired(self, node_id: int) -> None:
-        self._fence(node_id, "it sent no heartbeat")
+        self._fence(node_id, "its session has expired")
 
     def _fence(self, node_id: int, reason: str) -> None:
         registration = self._catalog.brokers.by_id.get(node_id)
         if registration is None or registration.fenced:
             return
-        log.log(logging.INFO if registration.stopping else logging.WARNING, "fenced broker %d: %s", node_id, reason)
         events = self.changes.broker_gone(node_id)
         self._record([*events, self._registration_event(replace(registration, fenced=True))])
+        log.log(logging.INFO if registration.stopping else logging.WARNING, "fenced broker %d: %s", node_id, reason)
         self.feed.forget(node_id)
 
     def _distrust(self, node_id: int) -> None:

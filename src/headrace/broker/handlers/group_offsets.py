@@ -51,15 +51,16 @@ async def handle_offset_commit(broker: Broker, context: Context, request: Offset
     """
     if not broker.authorizer.allows(context.session, Operation.READ, Resource.GROUP, request.group_id):
         return fail_offset_commit(context, request, Code.GROUP_AUTHORIZATION_FAILED)
-    has_topic_ids = context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION
-    if has_topic_ids:
+    unknown_ids: set[bytes] = set()
+    if context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION:
+        unknown_ids = {topic.topic_id for topic in request.topics} - broker.catalog.topics.by_id.keys()
         request = request.replace(topics=[_with_topic_name(broker, topic) for topic in request.topics])
-    named_topics = ((topic.name, topic.partitions) for topic in request.topics if topic.name or not has_topic_ids)
-    failed, rows = check_rows(broker, context, named_topics)
+    known_topics = ((topic.name, topic.partitions) for topic in request.topics if topic.topic_id not in unknown_ids)
+    failed, rows = check_rows(broker, context, known_topics)
     failed |= {
-        TopicPartition(topic.topic_id.hex(), row.partition_index): Code.UNKNOWN_TOPIC_ID
+        TopicPartition(topic.name, row.partition_index): Code.UNKNOWN_TOPIC_ID
         for topic in request.topics
-        if has_topic_ids and not topic.name
+        if topic.topic_id in unknown_ids
         for row in topic.partitions
     }
     commits = {
@@ -90,8 +91,9 @@ def fail_offset_commit(context: Context, request: OffsetCommitRequest, code: int
 
 
 def _with_topic_name(broker: Broker, topic: OffsetCommitRequestTopic) -> OffsetCommitRequestTopic:
+    """Return the row with the name of its topic; with the id as its name if the topic is unknown."""
     known_topic = broker.catalog.topics.by_id.get(topic.topic_id)
-    return topic if known_topic is None else topic.replace(name=known_topic.name)
+    return topic.replace(name=topic.topic_id.hex() if known_topic is None else known_topic.name)
 
 
 class PartitionRow(Protocol):
@@ -135,9 +137,7 @@ def _commit_response(
                 partitions=[
                     OffsetCommitResponsePartition(
                         partition_index=row.partition_index,
-                        error_code=codes.get(
-                            TopicPartition(topic.name or topic.topic_id.hex(), row.partition_index), code
-                        ),
+                        error_code=codes.get(TopicPartition(topic.name, row.partition_index), code),
                     )
                     for row in topic.partitions
                 ],

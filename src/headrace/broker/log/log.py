@@ -495,8 +495,8 @@ class Log:
         self.truncations += 1
         self.unclean = True
         self.damaged = []
-        self.segments.clear()
         delete_snapshots(self.directory, 0, OFFSET_MAX)
+        self.segments.clear()
         self._begin_segment(offset)
         self.start_offset = self.end_offset = self.high_watermark = offset
         self.recovery_point = self.first_dirty_offset = offset

@@ -111,9 +111,11 @@ class LogSegments(Sequence[Segment]):
         return offset
 
     def clear(self) -> None:
-        """Delete all segments. `begin` has to follow."""
-        removed, self._segments = self._segments, []
-        self._delete(removed, 0)
+        """Delete all segments. `begin` has to follow. If a file cannot be deleted, the log keeps its segments."""
+        for segment in self._segments:
+            segment.checkpoint = None
+        self._delete(self._segments, 0)
+        self._segments = []
 
     def _delete(self, segments: list[Segment], end_offset: int) -> None:
         """Delete segments, after their checkpoints: a checkpoint without its segment would count as a loss."""
