@@ -364,6 +364,24 @@ def test_a_batch_whose_offset_is_impossible_is_cut_off_and_kept(rig, caplog):
     assert "00000000000000000000.log" in caplog.text
 
 
+@pytest.mark.parametrize("offset", [0, 2**40])
+def test_indexes_are_rebuilt_from_a_segment_with_an_impossible_offset(rig, offset):
+    log = fill(rig)
+    expected = log.segments[1].max_timestamp
+
+    def damage() -> None:
+        path = files(rig, ".log")[1]
+        data = bytearray(path.read_bytes())
+        data[:8] = offset.to_bytes(8, "big")
+        path.write_bytes(data)
+        for index in (path.with_suffix(".index"), path.with_suffix(".timeindex"), path.parent / "segment-checkpoint"):
+            index.unlink()
+
+    reopened = stop_and(rig, damage).log(**SMALL)
+    assert reopened.segments[1].max_timestamp <= expected
+    asyncio.run(rig.manager.delete_old())
+
+
 def test_bytes_kept_by_a_recovery_are_not_overwritten_by_the_next(rig):
     log = rig.log()
     for value in (b"a", b"b"):

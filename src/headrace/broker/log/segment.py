@@ -412,6 +412,8 @@ class Segment:
         next_offset = self.base_offset
         for batches, _ in self.scan(verify=False):
             for position, header in batches:
+                if header.base_offset < next_offset or header.last_offset - self.base_offset > OFFSETS_MAX:
+                    return next_offset  # the base offset is not covered by the checksum of a batch
                 self.add_to_index(position, header, header.base_offset, interval_bytes)
                 next_offset = header.last_offset + 1
         return next_offset
