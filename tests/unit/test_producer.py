@@ -574,7 +574,7 @@ def test_invalid_arguments_are_refused_before_anything_happens(broker):
             producer.send_arrow("t", [1])
         with pytest.raises(ValueError, match=r"column 'partition': expected 0 or more, or null, got -2"):
             producer.send_arrow("t", pa.table({"value": [b"v"], "partition": [-2]}))
-        with pytest.raises(TypeError, match="column value is int64; expected binary or string"):
+        with pytest.raises(TypeError, match="column value has type int64; expected binary or string"):
             producer.send_arrow("t", pa.table({"value": [1]}))
         assert producer.settings.buffer_memory == producer._engine.pool.available_bytes
     assert broker.values("t") == []
