@@ -262,12 +262,12 @@ def batches_of(root: Path) -> set[bytes]:
 
 def kept_on_disk(root: Path, batches: Iterable[bytes]) -> set[bytes]:
     """Return the batches that are intact in some file below `root`, except files to be deleted."""
-    everything = b"".join(
+    contents = [
         path.read_bytes()
         for path in root.rglob("*")
         if path.is_file() and not path.name.endswith(".deleted") and not path.parent.name.endswith("-delete")
-    )
-    return {batch for batch in batches if batch in everything}
+    ]
+    return {batch for batch in batches if any(batch in content for content in contents)}
 
 
 def _add(reading: Reading, data: bytes | bytearray | memoryview, offset: int, aborted: list[tuple[int, int]]) -> int:
