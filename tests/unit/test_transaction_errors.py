@@ -144,8 +144,8 @@ def test_every_code_of_every_request(name, code):
     if expected in ("retry", "find again"):
         case.act(rig)
         assert len(rig.cluster.of(case.key)) == 2
-        found = [sent.message.key_type for sent in rig.cluster.of(FIND_COORDINATOR)]
-        before_and_again = found.count(1 if case.finds == "transaction" else 0)
+        key_types = [sent.message.key_type for sent in rig.cluster.of(FIND_COORDINATOR)]
+        before_and_again = key_types.count(1 if case.finds == "transaction" else 0)
         first_time = 0 if case.begin and case.finds == "transaction" else 1
         assert before_and_again == first_time + (expected == "find again")
         assert not rig.manager.has_error
