@@ -3,6 +3,7 @@
     DataFrame → sink → task_writer (executors) → committer (driver) → decisions      `format("headrace")`, written
     source, planning (driver) → reading (executors) → DataFrame                      `format("headrace")`, read
     pipeline_file → Pipeline → progress                                              `headrace pipeline`
+    query_listener: log, metrics and live view of streaming queries                  `headrace.spark.listener()`
     auditing: compares the rows of a source with the records of a topic              `headrace audit`
     local_session: a Spark session with Java, interpreter and package set up
 
@@ -19,14 +20,16 @@ if TYPE_CHECKING:
     from headrace.spark.datasource import HeadraceDataSource
     from headrace.spark.local_session import session
     from headrace.spark.pipeline import Pipeline
+    from headrace.spark.query_listener import listener
 
-__all__ = ["HeadraceDataSource", "Pipeline", "audit", "session"]
+__all__ = ["HeadraceDataSource", "Pipeline", "audit", "listener", "session"]
 
 # No module has the name of a function that it exports: importing the module would replace the function.
 _MODULES = {
     "HeadraceDataSource": "datasource",
     "Pipeline": "pipeline",
     "audit": "auditing",
+    "listener": "query_listener",
     "session": "local_session",
 }
 
