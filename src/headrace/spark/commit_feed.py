@@ -4,8 +4,8 @@
     CommitReporter.end → append: one line for each batch → CommitFeed.read → QueryListener
 
 Spark has no way for a Python sink to report figures, and runs each commit in any idle process. These processes are on
-the driver's host, so a file in the temporary folder is enough: an append takes 20 µs, waits for nobody, and is left out
-if no listener has created the file.
+the driver's host, so a file in the temporary folder is enough: an append takes 0.06 ms, waits for nobody, and is left
+out if no listener has created the file.
 """
 
 from __future__ import annotations

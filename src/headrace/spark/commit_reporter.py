@@ -4,7 +4,7 @@
     Committer → CommitListener: CommitReporter → PendingBatches → ReportSender's thread → POST      with view.url
                                                ↘ commit_feed.append → QueryListener                 with a listener
 
-Noting a phase costs a microsecond, and the line of a batch 20. What may wait happens on the sender's thread.
+Noting a phase costs a microsecond, the line of a batch 60. What may wait happens on the sender's thread.
 """
 
 from __future__ import annotations
