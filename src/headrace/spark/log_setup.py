@@ -3,7 +3,8 @@
     2026-11-17 23:31:05,123 WARNING [sink orders, batch 7, task 3] …
 
 Spark's Python processes do not set up logging. `log_context` does, once for each process: to standard error, which
-Spark passes on, or to Spark's own table of worker logs if that is on (spark.sql.pyspark.worker.logging.enabled).
+Spark passes on. Spark can also collect log records in a table (spark.sql.pyspark.worker.logging.enabled), but that of a
+streaming query belongs to a copy of the session and cannot be read, so standard error gets all lines in any case.
 HEADRACE_LOG in the environment of the process sets the level, by default WARNING.
 """
 
@@ -12,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 LEVEL = "HEADRACE_LOG"
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 WORKER_LOGS = "PYSPARK_SPARK_SESSION_UUID"
-"""Set by Spark 4.1 and later in Python processes whose log it collects; its handler is then on the root logger."""
+"""Set by Spark 4.1 and later in Python processes whose log it collects: the root logger then has Spark's handler."""
 _ROOT = "headrace"
 
 _context: dict[str, str] = {}  # Replaced as a whole: a process of Spark runs one task or commit at a time.
@@ -48,8 +50,8 @@ def set_up_log() -> None:
         root.setLevel(level)
     if not is_forked:
         _add_context_to_records()
-    if WORKER_LOGS not in os.environ and not root.hasHandlers():
-        handler = logging.StreamHandler()
+    if WORKER_LOGS in os.environ or not root.hasHandlers():
+        handler = logging.StreamHandler(sys.__stderr__)  # Spark collects what is written to sys.stderr
         handler.setFormatter(_ContextFormatter(LOG_FORMAT))
         root.addHandler(handler)
 
