@@ -125,7 +125,7 @@ def test_lag_of_a_query_is_shown_by_topic(page: Page, live, shot):
     latest = {"orders": {"0": 1000, "1": 1000}, "refunds": {"0": 12}}
     figures = {"@source": "orders, refunds at kafka:9092", "@newest": {"orders": "2023-11-14T22:13:20.123Z"}}
     query = QueryFigures("id", "run", name)
-    reporter = QueryReporter(live.url, None, "local[2]")
+    reporter = QueryReporter(live.url, None)
     for batch, at in enumerate((100, 600)):
         end = {"orders": {"0": at, "1": at}, "refunds": {"0": 10}}
         source = {"endOffset": end, "latestOffset": {**latest, **figures}}

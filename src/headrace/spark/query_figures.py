@@ -21,7 +21,7 @@ RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 COMMIT_PHASES = ("plan", "write", "spark", "begin", "decide", "end")
 """The phases of a `BatchReport`, in order."""
 _SHOWN_PHASES = ("plan", "write", "begin", "decide", "end")
-_SHOWN_MS_MIN = 0.05
+_SHOWN_MS_MIN = 0.5
 TOPICS_SHOWN_MAX = 3
 RECENT_MAX = 64
 

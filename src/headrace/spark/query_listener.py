@@ -194,13 +194,8 @@ class QueryListener(StreamingQueryListener):
             commits = figures.add_commits(reports)
         if self._view_url is not None:
             if figures.run not in self._reporters:
-                self._reporters[figures.run] = QueryReporter(self._view_url, self._view_token, self._master())
+                self._reporters[figures.run] = QueryReporter(self._view_url, self._view_token)
             self._reporters[figures.run].update(figures, commits)
-
-    def _master(self) -> str:
-        with contextlib.suppress(Exception):  # with Spark Connect, the session has no context
-            return (self.spark.sparkContext.master or "") if self.spark is not None else ""
-        return ""
 
     def _close_run(self, run: str) -> None:
         if (feed := self._feeds.pop(run, None)) is not None:

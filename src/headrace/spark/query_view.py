@@ -50,10 +50,10 @@ def source_reports(progress: BatchProgress) -> tuple[SourceReport, ...]:
 class QueryReporter:
     """Reports one query. Called from one thread."""
 
-    def __init__(self, url: str, token: str | None, master: str) -> None:
+    def __init__(self, url: str, token: str | None) -> None:
         self._url, self._token = url, token
         # Replaced as a whole by the thread of the listener, read by the sender's.
-        self._report = PipelineReport(**new_envelope(INTERVAL_SECONDS), name="", state="running", master=master)
+        self._report = PipelineReport(**new_envelope(INTERVAL_SECONDS), name="", state="running")
         self._sender: ReportSender | None = None  # after the first batch: the sink may determine the name
         self._commits: _CommitForwarder | None = None
 

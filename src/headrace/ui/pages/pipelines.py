@@ -91,7 +91,7 @@ def _pipeline_row(pipeline: ReportedPipeline) -> Row:
         "topic": (run.report.topic or "per row") if run else formatting.UNKNOWN,
         "last": str(pipeline.batches[-1].batch) if pipeline.batches else formatting.UNKNOWN,
         "rows": formatting.count(pipeline.totals.rows, "rows"),
-        "behind": formatting.count(behind, "offsets"),
+        "behind": formatting.count(behind, "records"),
         "reported": last_report_text(pipeline.last_report_s),
     }
 
