@@ -15,6 +15,7 @@ from headrace.producer.transaction_requests import (
     FindCoordinator,
     InitProducerId,
     PendingResult,
+    QueuedRequest,
 )
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
@@ -187,7 +188,7 @@ def test_requests_are_sent_by_priority():
     rig = rig_in_transaction()
     manager, group = rig.manager, GROUP
     fresh, current = NO_PRODUCER_ID_AND_EPOCH, manager.producer
-    queued = [
+    queued: list[QueuedRequest] = [
         InitProducerId(manager, current, None),  # for a new epoch, after the end
         EndTransaction(manager, True, PendingResult("commit_transaction")),
         AddOffsets(manager, {("t", 0): 1}, group, PendingResult("send_offsets_to_transaction")),
