@@ -70,7 +70,7 @@ def _typed_dict(name: str, doc: str, options: Mapping[str, Option]) -> str:
 
 
 def _type_of(option: Option) -> str:
-    if option.name == "sasl.plain.users":
+    if option.accepts_mapping:
         return "str | Secret | Mapping[str, str] | None"
     if isinstance(option.check, OneOf) and any(choice.isdigit() for choice in option.check.choices):
         return "str | int | None"  # acks=1
