@@ -12,9 +12,9 @@ import time
 import pytest
 
 from headrace.client.admin import AdminClient
-from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.credentials import SaslSettings, TokenCache
 from headrace.client.tls import TlsSettings
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import AuthenticationError, TimedOutError, TlsError
 from headrace.wire.api.access import (
     AlterUserScramCredentialsRequest,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from headrace.client.addresses import parse
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import AuthenticationError
 from headrace.wire.schema import RequestMessage
 from tests.support.scripted import Script, ScriptedServer

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace import ConfigError, Producer, ProducerInterceptor, SerializationError, TimedOutError
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.producer.recent import ERRORS_MAX, Recent
 from headrace.producer.snapshot import percentiles
 from headrace.telemetry.models import Percentiles, PipelineReport

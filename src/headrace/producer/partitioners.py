@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster
+from headrace.config.clock import Clock
 from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.kernel import kernel
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.client.clock import Clock
 from headrace.client.connection import Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient
 from headrace.config.backoff import exponential_backoff
+from headrace.config.clock import Clock
 from headrace.errors import (
     AbortableError,
     AuthenticationError,
