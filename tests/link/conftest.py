@@ -82,7 +82,7 @@ class Link:
         self.client.send(NODE, request, self.now)
         return responses
 
-    def ask(self, message: RequestMessage[Any], **options: object) -> Response[Any]:
+    def send_request(self, message: RequestMessage[Any], **options: object) -> Response[Any]:
         responses = self.begin(message, **options)  # type: ignore[arg-type]
         self.until("a response", lambda: responses)
         assert len(responses) == 1

@@ -1,4 +1,4 @@
-"""The selector loop where no peer is needed: backing off, waking up, whom to ask."""
+"""The selector loop without a peer: back-off, wake-up, choice of the node."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_reenqueued_batches_are_in_order_across_the_wrap():
 
 
 def test_a_batch_whose_successor_was_acknowledged_before_it_stays_first():
-    """It was stored and its answer lost; the next one was stored and acknowledged before it could be sent again."""
+    """It was stored and its response lost; the next one was stored and acknowledged before it could be sent again."""
     sequences = PartitionSequences(PRODUCER)
     first, second, third = (batch_of() for _ in range(3))
     sequences.assign(first, False)

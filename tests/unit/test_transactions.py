@@ -61,11 +61,11 @@ def test_init_finds_the_coordinator_and_gets_an_id():
 def test_an_old_broker_gets_a_request_for_one_coordinator():
     rig = new_rig(versions={FIND_COORDINATOR: (0, 3)})
 
-    def answer(sent: Any) -> Any:
+    def respond(sent: Any) -> Any:
         assert (sent.message.key, sent.message.key_type) == ("x", 1)
         return coordinator().replace(coordinators=(), node_id=0, host=HOST, port=FIRST_PORT)
 
-    rig.cluster.always(FIND_COORDINATOR, answer)
+    rig.cluster.always(FIND_COORDINATOR, respond)
     rig.init()
 
 
