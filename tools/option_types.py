@@ -57,7 +57,11 @@ def render() -> str:
                 "ProducerOptions", "Options of `Producer`, `AsyncProducer` and `MockProducer`.", PRODUCER_OPTIONS
             ),
             _typed_dict("LegacyProducerOptions", "Options of the 0.8 producer.", LEGACY_OPTIONS),
-            _typed_dict("BrokerOptions", "Options of `EmbeddedBroker` and `EmbeddedCluster`.", BROKER_OPTIONS),
+            _typed_dict(
+                "BrokerOptions",
+                "Options of `EmbeddedBroker` and `EmbeddedCluster` that have an effect.",
+                {name: option for name, option in BROKER_OPTIONS.items() if not option.no_effect},
+            ),
         ]
     )
 
