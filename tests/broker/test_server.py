@@ -12,6 +12,7 @@ from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataRequestTopic
+from headrace.wire.api.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
@@ -317,6 +318,10 @@ def test_an_unexpected_exception_gets_an_error_response(tmp_path):
             request = MetadataRequest(topics=[MetadataRequestTopic(name="x")])
             raw.send(frame(request, 13))
             assert raw.response(request, 13).error_code == Code.UNKNOWN_SERVER_ERROR
+            listing = ListOffsetsRequest(topics=[ListOffsetsTopic(name="x", partitions=[ListOffsetsPartition()])])
+            raw.send(frame(listing, 7))  # an error code for each partition only
+            ((row,),) = (topic.partitions for topic in raw.response(listing, 7).topics)
+            assert row.error_code == Code.UNKNOWN_SERVER_ERROR
             raw.send(frame(request, 9))  # its response has no error code
             assert raw.is_closed()
 

@@ -13,7 +13,7 @@ from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
 from headrace.broker.security.authorizer import Authorizer, Operation, Resource
 from headrace.broker.server.dispatch import failed_response
-from headrace.errors import Code
+from headrace.errors import BrokerError, Code
 from headrace.wire.api import api_name
 from headrace.wire.api.group_admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from headrace.wire.api.group_offsets import (
@@ -73,12 +73,15 @@ def broker_of(rig: GroupRig, authorizer: DenyingAuthorizer) -> Any:
 
 
 async def send_request(broker: Any, message: Message, version: int) -> Any:
-    """Return the response of a handler after encoding and decoding."""
+    """Return the response of a handler, or that for its error, after encoding and decoding."""
     context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
     sent = type(message).decode(version, message.encode(version))
-    response = handler(message.api_key)(broker, context, sent)
-    if inspect.isawaitable(response):
-        response = await response
+    try:
+        response = handler(message.api_key)(broker, context, sent)
+        if inspect.isawaitable(response):
+            response = await response
+    except BrokerError as error:
+        response = failed_response(context, sent, error.code, str(error.args[0]))
     assert isinstance(response, Message)
     return type(response).decode(version, response.encode(version))
 
