@@ -214,7 +214,7 @@ def run(inputs: int, seed: int, show: Callable[[int], None] | None = None) -> Re
     chance = random.Random(seed)
     targets = corpus()
     for target in targets:
-        target.decode(target.seed)  # accepted as it stands, and compiled
+        target.decode(target.seed)  # accepted without a change; compiles the codec
     result = Result()
     for number in range(inputs):
         target = targets[number % len(targets)]

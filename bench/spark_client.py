@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    # A query that is stopped in the middle of a batch says so in its log, at length: that is no news here.
+    # A query that is stopped during a batch logs a long error, which is expected here.
     settings = {"spark.jars": options.jars, "spark.driver.memory": "4g"}
     spark = session("headrace-bench", "local[*]", settings, log_level="OFF")
     kafka, embedded = Topics(options.kafka), Topics(options.embedded)

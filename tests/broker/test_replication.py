@@ -140,7 +140,7 @@ def test_acks_all_waits_for_every_in_sync_replica_and_acks_1_does_not(tmp_path):
         waiting = asyncio.create_task(produce(cluster, 1, "t", batch(b"b")))
         await until("it waits", lambda: len(replicas.delayed_produces) == 1)
         held.discard(2)
-        replicas.follower_sessions.close()  # what was not heard is said again in the next one
+        replicas.follower_sessions.close()  # the next session repeats what was hidden
         followers = cluster.partition(1, "t").followers
         await until("2 is known to have it", lambda: followers[2].end_offset == 2)
         assert not waiting.done(), "3 is in sync, and does not have it"
@@ -298,7 +298,7 @@ def test_check_21_a_new_leader_returns_no_end_offset_before_it_is_confirmed(tmp_
         await cluster.stop(2)
         await until("it leads", lambda: cluster.partition(3, "t").is_leader)
         partition = cluster.partition(3, "t")
-        assert partition.log.high_watermark < 2  # it had not heard of it yet: its fetch was still waiting
+        assert partition.log.high_watermark < 2  # it did not know it yet: its fetch was delayed
         result = await cluster.send_request(3, *list_latest("t"))
         assert result.topics[0].partitions[0].error_code == Code.OFFSET_NOT_AVAILABLE
         release()

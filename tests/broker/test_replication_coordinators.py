@@ -146,7 +146,7 @@ def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
         after = cluster.brokers[1 if node != 1 else 2].transactions
         await patiently(lambda: after.end_transaction(ID, who, True, 2))
         await until("it is over", lambda: after.describe(ID).state == TransactionState.COMPLETE_COMMIT)
-        # The producer goes on with another transaction, which the zombie knows nothing of.
+        # The producer continues with another transaction, which the zombie does not know.
         who = after.describe(ID).producer
         data = batch(b"second", producer=Writer(who.producer_id, who.epoch, 0, transactional=True))
 

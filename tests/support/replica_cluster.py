@@ -126,7 +126,7 @@ class ReplicaCluster:
         def release() -> None:
             del replicas.follower_fetched
             assert replicas.follower_sessions is not None
-            replicas.follower_sessions.close()  # what was not heard is said again in the next one
+            replicas.follower_sessions.close()  # the next session repeats what was hidden
 
         return release
 

@@ -424,7 +424,7 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
         assert isinstance(future.exception(0), HeadraceError | None)
         if future.exception(0) is None:
             assert n in everything
-    # And it goes on.
+    # It continues.
     rig.cluster.always(PRODUCE, rig.log.produce)
     rig.cluster.clear_scripts()
     rig.run_until(lambda: not rig.accumulator.has_incomplete(), turns_max=20_000)
@@ -434,7 +434,7 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
 
 
 def test_the_first_batch_of_a_partition_goes_alone():
-    """A broker that has never heard of a producer takes any number: the second must not come before the first."""
+    """A broker that does not know a producer accepts any sequence: the second batch must not come before the first."""
     rig = Rig(idempotent=True)
     rig.cluster.script(PRODUCE, rig.log.refuse(NOT_LEADER))
     futures = rig.send_batches(4)

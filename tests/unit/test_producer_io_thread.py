@@ -1,4 +1,4 @@
-"""The I/O thread outlives whatever user code raises; if it dies all the same, nobody waits for it."""
+"""The I/O thread survives exceptions of user code; if it dies, all waiting callers get an error."""
 
 from __future__ import annotations
 

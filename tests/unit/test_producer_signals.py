@@ -36,7 +36,7 @@ def make(broker: SmallBroker, **options: Any) -> Producer:
 
 
 class Checks:
-    """That the producer works, for this thread and for others, and has all of its memory."""
+    """Check that the producer works on this and other threads, and has released its memory."""
 
     def __init__(
         self, broker: SmallBroker, producer: Producer, encode: Callable[[bytes], object] = lambda value: value
@@ -227,7 +227,7 @@ def test_a_signal_handler_may_send_or_is_refused_at_once(broker: SmallBroker, to
         sweep(prepare, handler, Checks(broker, producer), step=1 if topics == "known" else 7)
         refused = [outcome for outcome in outcomes if isinstance(outcome, IllegalStateError)]
         sent: list[Any] = [outcome for outcome in outcomes if not isinstance(outcome, IllegalStateError)]
-        assert len(futures) == len(outcomes) + 1  # it goes on where it was interrupted
+        assert len(futures) == len(outcomes) + 1  # it continues where it was interrupted
         assert all(future.exception(SECONDS) is None for future in [*futures, *sent])
     assert refused or topics == "new"  # there it is sampled only
     assert sent

@@ -137,7 +137,7 @@ def test_an_idempotent_producer_wants_a_new_epoch_for_a_gap():
     assert table.start_over(BUMPED) == 1
     assert table.start_over(BUMPED) == 0  # once is enough
     assert (second.base_sequence, second.producer_epoch, second.sequence_was_reset) == (0, 1, True)
-    # The other partition goes on with its epoch until nothing is in flight there.
+    # The other partition continues with its epoch until nothing is in flight there.
     assert (other.base_sequence, other.producer_epoch) == (0, 0)
     fresh = batch_of(partition=1)
     assert not table.may_drain(fresh, BUMPED)

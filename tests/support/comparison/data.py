@@ -9,7 +9,7 @@ from headrace.wire.records import BatchProducer, encode
 from tests.support.comparison.comparing import ID_OF_NOBODY, NOBODY, TIME, RequestCase, World
 
 BATCHES = range(3, 100)
-"""Apache Kafka 4 says that it has older versions, for a client that looks for them, and hangs up."""
+"""Apache Kafka 4 advertises older versions for librdkafka (KAFKA-18659), and closes the connection on them."""
 
 CASES = {
     "metadata of two topics": RequestCase(
