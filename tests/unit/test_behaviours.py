@@ -7,13 +7,14 @@ that skips some, must not make the other tests look missing.
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import pytest
 
 PROJECT = Path(__file__).parents[2]
+TESTS = PROJECT / "tests"
 ROW = re.compile(r"\| ([A-Z]\d\d) \| (\S[^|]*\S) \| (pending|done) \|")
 HEAD_OR_RULE = re.compile(r"\| ID \|.*|\|[-|: ]+\|")
 WITHOUT_SLOW = ("spark", "docs", "ui")
@@ -279,6 +280,20 @@ def test_a_row_that_another_test_shows_in_every_run_is_fine(planted, other):
 
 def test_make_test_leaves_slow_tests_out_of_these_folders_only():
     makefile = (PROJECT / "Makefile").read_text()
-    folders = re.findall(r"^(?:SPARK|LIVE_VIEW) := (.*)$", makefile, re.MULTILINE)
-    assert {Path(folder).name for line in folders for folder in line.split()} == set(WITHOUT_SLOW)
-    assert '-m "not slow" $(LIVE_VIEW) $(SPARK)' in makefile
+    assert 'NOT_SLOW := -m "not slow"\n' in makefile
+    assert folders_of(line for line in makefile.splitlines() if "$(NOT_SLOW)" in line) == set(WITHOUT_SLOW)
+
+
+def test_every_folder_of_tests_is_in_a_group_of_make_test():
+    makefile = (PROJECT / "Makefile").read_text()
+    groups = re.search(r"^TEST_GROUPS := (.*)$", makefile, re.MULTILINE)
+    assert groups is not None
+    assert sorted(groups[1].split()) == sorted(re.findall(r"^test-group-(\S+):$", makefile, re.MULTILINE))
+    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
+    recipes = makefile[makefile.index("\ntest-group-") : makefile.index("\ntest-spark:")]
+    assert folders_of(recipes.splitlines()) == folders
+
+
+def folders_of(lines: Iterable[str]) -> set[str]:
+    """Return the folders of tests that lines of the Makefile name."""
+    return {folder for line in lines for folder in re.findall(r"tests/(\w+)", line.replace("$(LIVE_VIEW)", "tests/ui"))}
