@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.spark import commit_feed
 from headrace.spark.commit_times import rounded
 from headrace.spark.sink_options import SinkOptions

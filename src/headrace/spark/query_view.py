@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.spark.commit_reporter import PendingBatches
 from headrace.spark.progress import BatchProgress, Totals
 from headrace.spark.query_figures import QueryFigures
