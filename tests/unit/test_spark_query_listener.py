@@ -174,7 +174,7 @@ def test_closed_listener_leaves_nothing_behind(following, registry, folder):
     assert registry.get_sample_value("headrace_query_running", {"query": "orders"}) is None
 
 
-def test_metrics_are_served_on_a_port(registry):
+def test_metrics_are_served_on_a_port_of_the_loopback_address(registry):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -182,6 +182,8 @@ def test_metrics_are_served_on_a_port(registry):
     Query(following).start()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         assert b'headrace_query_running{query="orders"} 1.0' in response.read()
+    with pytest.raises(ConnectionRefusedError):  # 127.0.0.2 is this host too, but only 127.0.0.1 is served
+        socket.create_connection(("127.0.0.2", port), 10)
     with pytest.raises(ConfigError, match=f"prometheus_port {port}: .*; choose another port"):
         listener(registry=registry, prometheus_port=port)
     following.close()

@@ -53,31 +53,32 @@ def listener(
     log_batches: bool = True,
     registry: CollectorRegistry | None = None,
     prometheus_port: int | None = None,
+    prometheus_host: str = "127.0.0.1",
     view_url: str | None = None,
     view_token: str | None = None,
 ) -> QueryListener:
     """Return a listener for `spark.streams.addListener`, for all streaming queries of the session.
 
     `log_batches` logs a line for each batch to `headrace.query`. Metrics go to the `registry`, by default that of
-    `prometheus_client` if the package is installed; `prometheus_port` serves it at `/metrics`. `view_url` is that of a
-    live view (`headrace ui`).
+    `prometheus_client` if the package is installed. `prometheus_port` serves it at `/metrics`, to this host only unless
+    `prometheus_host` is another address. `view_url` is that of a live view (`headrace ui`).
     """
     if view_url is not None:
         check_url(view_url)
     if registry is None:
         registry = default_registry(is_required=prometheus_port is not None)
     if prometheus_port is not None and registry is not None:
-        _serve(registry, prometheus_port)
+        _serve(registry, prometheus_host, prometheus_port)
     if log_batches:
         show_info(log)
     return QueryListener(log_batches=log_batches, registry=registry, view_url=view_url, view_token=view_token)
 
 
-def _serve(registry: CollectorRegistry, port: int) -> None:
+def _serve(registry: CollectorRegistry, host: str, port: int) -> None:
     from prometheus_client import start_http_server
 
     try:
-        start_http_server(port, registry=registry)
+        start_http_server(port, host, registry)
     except OSError as error:
         raise ConfigError(f"cannot serve metrics on prometheus_port {port}: {error}; choose another port") from error
 
