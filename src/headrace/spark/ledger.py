@@ -204,12 +204,20 @@ class Ledger:
         except (AbortableError, FatalError):
             raise
         except HeadraceError as error:
+            is_missing = isinstance(error, TimedOutError) and topic not in producer.metadata.cluster.topics
             raise NotDecidedError(
-                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is visible; it can be run again"
+                f"batch {batch}, {not_sent(topic, error, is_missing=is_missing)}. Nothing of the batch is visible; it "
+                "can be run again"
             ) from error
 
     def _look_up(self, topic: str) -> None:
-        """Let brokers with auto.create.topics.enable create the topic, as they do for the producers of tasks."""
+        """Create a missing topic with topic.create. Otherwise let brokers do it (auto.create.topics.enable).
+
+        So they do for the producers of tasks.
+        """
+        if topic not in self._row_topics and self._options.creation is not None:
+            self._options.creation.ensure(self._client, [topic])
+            self._row_topics.add(topic)
         if topic not in self._row_topics:
             message = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
             response = self._client.request(message, versions=(4, 12))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from headrace.spark.commit_times import Stopwatch, show_log
 from headrace.spark.commit_types import WRITE_PREFIX, Batch
 from headrace.spark.committer import Committer
 from headrace.spark.decisions import Fingerprint
-from headrace.spark.errors import PlanError, SinkError
+from headrace.spark.errors import FIRST_CONNECTION_MS_MAX, MISSING_TOPIC, PlanError, SinkError, not_connected
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
@@ -70,7 +71,8 @@ def plan(options: SinkOptions, schema: StructType) -> Limits:
     """
     check_schema(schema, options)
     Failpoints(options.failpoints)
-    key = repr((sorted(options.kafka.items()), options.topic, options.dead_letter_topic, schema.simpleString()))
+    topics = options.topic, options.dead_letter_topic, options.creation
+    key = repr((sorted(options.kafka.items()), topics, schema.simpleString()))
     now = SYSTEM_CLOCK.monotonic_ms()
     limits, until_ms = _limits.get(key, (None, now))
     if limits is None or now >= until_ms:
@@ -85,28 +87,32 @@ def _look_up(options: SinkOptions) -> Limits:
     topics = [topic for topic in (options.topic, options.dead_letter_topic) if topic is not None]
     config = options.resolved()
     limit = config.of(int, "max.request.size")
-    settings = options.client_settings(min(PLAN_MS_MAX, config.of(int, "max.block.ms")))
+    settings = replace(
+        options.client_settings(min(PLAN_MS_MAX, config.of(int, "max.block.ms"))),
+        first_connection_ms=FIRST_CONNECTION_MS_MAX,
+    )
     try:
         with BlockingClient(settings) as client:
             if not topics:
                 client.cluster((), client.deadline(), fresh=True)
                 return Limits(limit, {})
-            descriptions = TopicAdmin(client).describe_topics(topics)
+            if options.creation is None:
+                descriptions = TopicAdmin(client).describe_topics(topics)
+            else:
+                descriptions = options.creation.ensure(client, topics)
             _check_may_write(client, topics)
     except PlanError:
         raise
     except BrokerError as error:
-        if error.code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION):
-            raise PlanError(f"{error}: create the topic first, or correct its name ({', '.join(topics)})") from error
-        if error.code == Code.TOPIC_AUTHORIZATION_FAILED:
+        if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            raise PlanError(f"{error.args[0]} does not exist ({error.name}): {MISSING_TOPIC}") from error
+        if error.code == Code.INVALID_TOPIC_EXCEPTION:
+            raise PlanError(f"{error.args[0]}: invalid name ({error.name}); correct it") from error
+        if error.code == Code.TOPIC_AUTHORIZATION_FAILED and options.creation is None:
             raise _not_authorized(topics) from error
-        raise
+        raise PlanError(str(error)) from error
     except HeadraceError as error:
-        servers = options.kafka["bootstrap.servers"]
-        raise PlanError(
-            f"no response from kafka.bootstrap.servers={servers!r}: {error}. Check that the broker runs and that this "
-            "is its address"
-        ) from error
+        raise PlanError(not_connected(options.kafka["bootstrap.servers"], error)) from error
     return Limits(limit, {name: len(topic.partitions) for name, topic in descriptions.items()})
 
 

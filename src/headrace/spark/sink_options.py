@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.client.admin.topics import BROKERS_DEFAULT
 from headrace.client.blocking import ClientSettings
 from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
@@ -16,6 +17,7 @@ from headrace.errors import ConfigError
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.settings import resolve, sasl_settings, tls_settings
 from headrace.spark.origins import OriginColumns
+from headrace.spark.topic_creation import SETTINGS_PREFIX, TopicCreation
 from headrace.telemetry.sender import check_url
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
@@ -110,6 +112,22 @@ SINK_OPTIONS = Options(
     ),
     Option("dead.letter.topic", "str", None, "The topic for bad rows with on.bad.row=dead-letter."),
     Option(
+        "topic.create",
+        "bool",
+        False,
+        "Create missing topics: those of the options topic and dead.letter.topic before the first batch, and those "
+        "that rows name when they are first written to. Options topic.config.* are settings of the new topics, such as "
+        "topic.config.retention.ms.",
+    ),
+    Option("topic.partitions", "int", None, "Partitions of created topics; num.partitions of the brokers.", Between(1)),
+    Option(
+        "topic.replication.factor",
+        "short",
+        None,
+        "Replicas of created topics; default.replication.factor of the brokers.",
+        Between(1),
+    ),
+    Option(
         "view.url",
         "str",
         None,
@@ -148,6 +166,8 @@ class SinkOptions:
     decision_topic: str = DECISION_TOPIC
     on_bad_row: str = FAIL
     dead_letter_topic: str | None = None
+    creation: TopicCreation | None = None
+    """None: missing topics are not created."""
     include_headers: bool = True
     view_url: str | None = None
     view_token: str | None = field(default=None, repr=False)
@@ -157,10 +177,14 @@ class SinkOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         """Check everything that can be checked without a broker."""
-        kafka, own = {}, {}
+        kafka: dict[str, str] = {}
+        own: dict[str, str] = {}
+        topic_configs: dict[str, str] = {}
         for name, value in given.items():
             if name.lower().startswith(KAFKA_PREFIX):
                 kafka[name[len(KAFKA_PREFIX) :].lower()] = value
+            elif name.lower().startswith(SETTINGS_PREFIX):
+                topic_configs[name[len(SETTINGS_PREFIX) :].lower()] = value
             elif name.lower() in SINK_OPTIONS:
                 own[name.lower()] = value
             else:
@@ -180,6 +204,7 @@ class SinkOptions:
             decision_topic=config.of(str, "decision.topic"),
             on_bad_row=config.of(str, "on.bad.row"),
             dead_letter_topic=_text(config, "dead.letter.topic"),
+            creation=_creation(config, topic_configs),
             include_headers=config.of(bool, "includeheaders"),
             view_url=config.optional(str, "view.url") or None,
             view_token=None if token is None else token.reveal(),
@@ -268,6 +293,19 @@ class SinkOptions:
             tls=tls_settings(config),
             sasl=sasl_settings(config, PluginLoader(config)),
         )
+
+
+def _creation(config: Config, topic_configs: dict[str, str]) -> TopicCreation | None:
+    if config.of(bool, "topic.create"):
+        return TopicCreation(
+            config.optional(int, "topic.partitions") or BROKERS_DEFAULT,
+            config.optional(int, "topic.replication.factor") or BROKERS_DEFAULT,
+            topic_configs,
+        )
+    settings = [name for name in ("topic.partitions", "topic.replication.factor") if config.given(name)]
+    for name in (*settings, *(SETTINGS_PREFIX + name for name in topic_configs)):
+        raise ConfigError(f"{name} is set, but topic.create is false: set topic.create=true, or leave it out")
+    return None
 
 
 def _check_unknown(name: str) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
-from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.engine import SendEngine
 from headrace.spark import worker
@@ -150,12 +150,12 @@ class TaskWriter:
         if self._sender is not None:
             return self._sender.count_partitions(topic)
         with worker.producer_of(self._options) as producer:
-            return _Sender(producer, self._task).count_partitions(topic)
+            return _Sender(producer, self._task, self._options).count_partitions(topic)
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[_Sender]:
         with worker.producer_of(self._options) as producer:
-            self._sender = _Sender(producer, self._task)
+            self._sender = _Sender(producer, self._task, self._options)
             try:
                 yield self._sender
             finally:
@@ -233,7 +233,7 @@ def partition_count_above(options: SinkOptions, topic: str, partition: int) -> i
             count = cluster.partition_count(topic)
             if count is None:
                 error = BrokerError(f"topic {topic!r}", code=cluster.errors.get(topic, Code.UNKNOWN_TOPIC_OR_PARTITION))
-                raise SinkError(not_sent(topic, error)) from error
+                raise SinkError(not_sent(topic, error, is_missing=True)) from error
             if count > partition or client.clock.monotonic_ms() >= deadline:
                 return count
             client.poll(UNKNOWN_PARTITION_POLL_MS)
@@ -242,18 +242,21 @@ def partition_count_above(options: SinkOptions, topic: str, partition: int) -> i
 class _Sender:
     """Sends the rows of one task, and collects their offsets."""
 
-    def __init__(self, producer: SendEngine, task: TaskAttempt) -> None:
+    def __init__(self, producer: SendEngine, task: TaskAttempt, options: SinkOptions) -> None:
         self.producer = producer
         self._task = task
+        self._options = options
         self._open: list[tuple[str, ArrowDelivery]] = []
         self._spans: dict[tuple[str, int], list[int]] = {}  # first, last, count
 
     def count_partitions(self, topic: str) -> int:
         with self._explained(topic):
+            self._create_if_missing(topic)
             return len(self.producer.partitions_for(topic))
 
     def send(self, sending: Sending) -> None:
         with self._explained(sending.topic):
+            self._create_if_missing(sending.topic)
             delivery = self.producer.send_arrow(sending.topic, sending.columns)
             if delivery.refusal is not None:
                 raise delivery.refusal
@@ -262,12 +265,22 @@ class _Sender:
             while self._open and self._open[0][1].done():
                 self._collect(*self._open.pop(0))
 
+    def _create_if_missing(self, topic: str) -> None:
+        """Create a topic that a row names, with the option topic.create. Those of options exist since planning."""
+        creation = self._options.creation
+        if creation is None or topic in (self._options.topic, self._options.dead_letter_topic):
+            return
+        if topic not in self.producer.metadata.cluster.topics:
+            with BlockingClient(self._options.client_settings(PLAN_MS_MAX)) as client:
+                creation.ensure(client, [topic])
+
     @contextlib.contextmanager
     def _explained(self, topic: str) -> Iterator[None]:
         try:
             yield
         except HeadraceError as error:
-            raise SinkError(f"{self._task.name}, {not_sent(topic, error)}") from error
+            is_missing = isinstance(error, TimedOutError) and topic not in self.producer.metadata.cluster.topics
+            raise SinkError(f"{self._task.name}, {not_sent(topic, error, is_missing=is_missing)}") from error
 
     def finish(self) -> tuple[Span, ...]:
         """Wait for all deliveries; raise the first error."""
