@@ -104,7 +104,7 @@ class Ledger:
             producer.init_transactions().acknowledged = True
         except HeadraceError as error:
             producer.close(0)
-            if _has_code(error, _FENCED):  # by another process that opens the ledger at the same time
+            if is_fenced(error):  # by another process that opens the ledger at the same time
                 raise self._fenced(error) from error
             if _has_code(error, {Code.INVALID_TRANSACTION_TIMEOUT}):
                 raise ConfigError(
@@ -246,7 +246,7 @@ class Ledger:
                 raise self._fatal(error) from error
 
     def _not_decided(self, error: AbortableError) -> SinkError:
-        if _has_code(error, _FENCED):  # a partition leader may fence the producer before the coordinator does
+        if is_fenced(error):  # a partition leader may fence the producer before the coordinator does
             return self._fenced(error)
         return NotDecidedError(
             f"the batch was not decided, and nothing of it is visible: {error}{self._deleted_text()}"
@@ -267,7 +267,7 @@ class Ledger:
         )
 
     def _fatal(self, error: FatalError) -> SinkError:
-        if _has_code(error, _FENCED):
+        if is_fenced(error):
             return self._fenced(error)
         return InDoubtError(
             f"writing the decision of sink.id {self._sink!r} failed, but it may have been committed: {error}"
@@ -293,6 +293,11 @@ class Ledger:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close(CLOSE_SECONDS_MAX)
+
+
+def is_fenced(error: BaseException) -> bool:
+    """Return whether the cause of an error is that the producer's epoch or transaction is not current any more."""
+    return _has_code(error, _FENCED)
 
 
 def _has_code(error: BaseException, codes: Collection[int]) -> bool:

@@ -108,7 +108,7 @@ def _look_up(options: SinkOptions) -> Limits:
             raise PlanError(f"{error.args[0]} does not exist ({error.name}): {MISSING_TOPIC}") from error
         if error.code == Code.INVALID_TOPIC_EXCEPTION:
             raise PlanError(f"{error.args[0]}: invalid name ({error.name}); correct it") from error
-        if error.code == Code.TOPIC_AUTHORIZATION_FAILED and options.creation is None:
+        if error.code == Code.TOPIC_AUTHORIZATION_FAILED:
             raise _not_authorized(topics) from error
         raise PlanError(str(error)) from error
     except HeadraceError as error:

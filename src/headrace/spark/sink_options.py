@@ -14,8 +14,12 @@ from headrace.client.blocking import ClientSettings
 from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
 from headrace.errors import ConfigError
+from headrace.producer.options import PRODUCER_OPTIONS
+from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader
-from headrace.producer.settings import resolve, sasl_settings, tls_settings
+from headrace.producer.settings import ProducerSettings, resolve, sasl_settings, tls_settings
+from headrace.spark.kafka_options import PREFIX as KAFKA_PREFIX
+from headrace.spark.kafka_options import no_effect_text, refuse_unknown, without_effect
 from headrace.spark.origins import OriginColumns
 from headrace.spark.topic_creation import SETTINGS_PREFIX, TopicCreation
 from headrace.telemetry.sender import check_url
@@ -23,7 +27,6 @@ from headrace.telemetry.sender import check_url
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 FAIL, DEAD_LETTER = "fail", "dead-letter"
 CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE = "fingerprint", "rows", "none"
-KAFKA_PREFIX = "kafka."
 DECISION_TOPIC = "headrace-decisions"
 SEPARATOR = "~"
 """Separates the parts of a transactional id. Not allowed in sink.id, so that prefixes of two sinks differ."""
@@ -41,6 +44,7 @@ _SET_BY_SINK = {
 }
 _FOR_DECISIONS = ("sink.id", "write.id", "replay.check")
 _PLUGINS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
+_PRODUCER_PLUGINS = ("metric.reporters", "sasl.login.callback.handler.class")
 
 SINK_OPTIONS = Options(
     Option("topic", "str", None, "The topic to write to. It overrides the column `topic`.", None, "high"),
@@ -239,6 +243,26 @@ class SinkOptions:
         if self.view_url is not None:
             check_url(self.view_url)
         self.resolved()
+        self._refuse_unknown()
+
+    def _refuse_unknown(self) -> None:
+        """Raise if neither Kafka's clients nor a plug-in have an option."""
+        config = self.plugin_config()
+        unknown = config.unused - without_effect(config.unused, PRODUCER_OPTIONS).keys()
+        if unknown and any(name in self.kafka for name in (*_PLUGINS, *_PRODUCER_PLUGINS)):
+            plugins = PluginLoader(config)
+            try:
+                SendPipeline(ProducerSettings.build(config, plugins), plugins)
+            finally:
+                plugins.close()
+            unknown &= config.unused
+        # Reporters are not loaded here: configuring one may open a port.
+        refuse_unknown(unknown, PRODUCER_OPTIONS, similar_only="metric.reporters" in self.kafka)
+
+    def no_effect_text(self) -> str | None:
+        """Return a warning for the `kafka.*` options that are set and have no effect, or None."""
+        config = PRODUCER_OPTIONS.resolve(("argument", self.kafka))
+        return no_effect_text(config, PRODUCER_OPTIONS, without_effect(config.unused, PRODUCER_OPTIONS))
 
     def _check_origins(self, is_stream: bool) -> None:
         if not is_stream:
@@ -264,7 +288,12 @@ class SinkOptions:
 
     def producer_config(self, transactional_id: str | None = None) -> dict[str, object]:
         """Return the options for a producer of this sink, without plug-ins: these run on columns before."""
-        config: dict[str, object] = {name: value for name, value in self.kafka.items() if name not in _PLUGINS}
+        has_plugins = any(name in self.kafka for name in _PRODUCER_PLUGINS)
+        config: dict[str, object] = {
+            name: value
+            for name, value in self._effective().items()
+            if name not in _PLUGINS and (has_plugins or name in PRODUCER_OPTIONS)
+        }
         config.setdefault("client.id", "headrace-spark")
         if self.view_url is not None and "metric.reporters" not in config:
             config |= {"metric.reporters": "view", "view.url": self.view_url}
@@ -277,8 +306,16 @@ class SinkOptions:
         return config
 
     def plugin_config(self) -> Config:
-        """Return all `kafka.*` options, for plug-ins."""
-        return resolve(dict(self.kafka))
+        """Return all `kafka.*` options that have an effect, for plug-ins."""
+        return resolve(self._effective())
+
+    def _effective(self) -> dict[str, object]:
+        """Return `kafka.*` without options that have no effect: otherwise every process would warn of them."""
+        return {
+            name: value
+            for name, value in self.kafka.items()
+            if name not in PRODUCER_OPTIONS or not PRODUCER_OPTIONS[name].no_effect
+        }
 
     def client_settings(self, timeout_ms: float | None = None) -> ClientSettings:
         """Return how to connect to the cluster with a blocking client."""

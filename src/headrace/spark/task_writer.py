@@ -26,8 +26,9 @@ from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_reporter import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
-from headrace.spark.errors import SinkError, not_sent
+from headrace.spark.errors import FencedError, SinkError, not_sent
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.ledger import Ledger, is_fenced
 from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 
@@ -203,10 +204,34 @@ class TaskWriter:
                 for sending in rest:
                     sender.send(sending)
                 self._leave_open(sender, identifier)
-            except BaseException:
+            except BaseException as error:
                 worker.abort(sender.producer)
+                if is_fenced(error):
+                    raise self._fenced(identifier) from error
                 raise
         self._failpoints.reach("task.flushed")
+
+    def _fenced(self, identifier: str) -> SinkError:
+        """Return the error of a task whose transaction another client has ended: it names the run that holds the sink.
+
+        A run that takes a sink over ends the open transactions of the runs before it.
+        """
+        task, last = self._task, None
+        with contextlib.suppress(HeadraceError), BlockingClient(self._options.client_settings(PLAN_MS_MAX)) as client:
+            ledger = Ledger(self._options, task.sink, client)
+            ledger.read()
+            last = ledger.holders.last
+        fact = f"{task.name}: transaction {identifier!r} of sink.id {task.sink!r} was ended before the task was done"
+        if last is not None and last.run != task.run:
+            return FencedError(
+                f"{fact}, by another driver or query, which holds the sink now: {last}. If it runs this query after a "
+                "restart, stop this one; if both are meant to run, give each its own sink.id"
+            )
+        timeout_ms = self._options.resolved().of(int, "transaction.timeout.ms")
+        return SinkError(
+            f"{fact}, by its time-out (kafka.transaction.timeout.ms is {timeout_ms}), or by another query with this "
+            "sink.id that has not committed yet: make batches smaller, or give each query its own sink.id"
+        )
 
     def _leave_open(self, sender: _Sender, identifier: str) -> None:
         producer = sender.producer

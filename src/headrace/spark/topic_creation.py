@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from headrace.client.admin.topics import BROKERS_DEFAULT, NewTopic, TopicAdmin, TopicDescription
 from headrace.client.blocking import BlockingClient
 from headrace.client.metadata import NO_LEADER
-from headrace.errors import BrokerError, Code, TimedOutError
+from headrace.errors import BrokerError, Code, UnknownTopicOrPartitionError
+from headrace.spark.errors import PlanError
 
 CREATE_MS_MAX = 30_000.0
 """How long to wait until brokers know a new topic and its leaders."""
 POLL_MS = 20.0
 SETTINGS_PREFIX = "topic.config."
 _NOT_AUTHORIZED = (Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED)
-_WRONG_SETTINGS = {
+_WRONG_SETTINGS: dict[int, str] = {
     Code.INVALID_PARTITIONS: "change topic.partitions",
     Code.INVALID_REPLICATION_FACTOR: "change topic.replication.factor",
     Code.INVALID_CONFIG: f"change {SETTINGS_PREFIX}*",
@@ -40,19 +41,20 @@ class TopicCreation:
 
     def ensure(self, client: BlockingClient, topics: Iterable[str]) -> dict[str, TopicDescription]:
         """Create those topics that are missing, and return all when their partitions have leaders."""
-        names = list(topics)
         admin = TopicAdmin(client)
         deadline = client.deadline(min(CREATE_MS_MAX, client.settings.timeout_ms))
-        existing = admin.describe_topics(names, missing_ok=True)
-        for name in names:
-            if name not in existing:
+        created: dict[str, TopicDescription] = {}
+        for name in topics:
+            topic = _describe(admin, name)
+            if topic is None:
                 self._create(admin, name)
-        while not _are_ready(existing := admin.describe_topics(names, missing_ok=True), names):
-            if client.clock.monotonic_ms() >= deadline:
-                unknown = [name for name in names if name not in existing] or names
-                raise TimedOutError(f"timed out waiting for leaders of new topics: {', '.join(unknown)}")
-            client.poll(POLL_MS)
-        return existing
+            while topic is None or any(partition.leader == NO_LEADER for partition in topic.partitions):
+                if client.clock.monotonic_ms() >= deadline:
+                    raise PlanError(f"topic {name!r} was created, but has no leaders yet: check the brokers")
+                client.poll(POLL_MS)
+                topic = _describe(admin, name)
+            created[name] = topic
+        return created
 
     def _create(self, admin: TopicAdmin, name: str) -> None:
         try:
@@ -61,21 +63,19 @@ class TopicCreation:
             if error.code == Code.TOPIC_ALREADY_EXISTS:
                 return
             if error.code in _NOT_AUTHORIZED:
-                raise BrokerError(
+                raise PlanError(
                     f"not authorized to create topic {name!r} (topic.create=true): allow the operation Create on the "
-                    f"topic (kafka-acls.sh --add --allow-principal … --operation Create --topic {name}), or create it",
-                    code=error.code,
+                    f"topic (kafka-acls.sh --add --allow-principal … --operation Create --topic {name}), or create it"
                 ) from error
-            remedy = _WRONG_SETTINGS.get(Code(error.code))
+            remedy = _WRONG_SETTINGS.get(error.code)
             if remedy is None:
                 raise
-            raise BrokerError(f"topic.create=true: {error.args[0]}; {remedy}", code=error.code) from error
+            raise PlanError(f"topic.create=true: {error}; {remedy}") from error
 
 
-def _are_ready(topics: Mapping[str, TopicDescription], names: Iterable[str]) -> bool:
-    return all(
-        name in topics
-        and topics[name].partitions
-        and all(partition.leader != NO_LEADER for partition in topics[name].partitions)
-        for name in names
-    )
+def _describe(admin: TopicAdmin, name: str) -> TopicDescription | None:
+    """Return a topic, or None if it does not exist."""
+    try:
+        return admin.describe_topics([name])[name]
+    except UnknownTopicOrPartitionError:
+        return None
