@@ -23,6 +23,7 @@ from headrace.spark.kafka_options import (
     PREFIX,
     no_effect_text,
     refuse_unknown,
+    unknown_names,
     without_effect,
 )
 
@@ -118,10 +119,9 @@ def resolve(given: Mapping[str, str]) -> Config:
         raise ConfigError(f"{PREFIX}{error}") from None
     if not config["bootstrap.servers"]:
         raise ConfigError("kafka.bootstrap.servers is not set; it may be host:port, several with commas between them")
-    unknown = config.unused - without_effect(config.unused, CONSUMER_OPTIONS).keys()
-    if unknown:
+    if unknown := unknown_names(given, CONSUMER_OPTIONS):
         sasl_settings(config, PluginLoader(config))  # a plug-in may read some of them
-        refuse_unknown(unknown & config.unused, CONSUMER_OPTIONS)
+        refuse_unknown(unknown - config.used, CONSUMER_OPTIONS)
     return config
 
 

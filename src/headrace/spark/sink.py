@@ -33,6 +33,7 @@ from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import FIRST_CONNECTION_MS_MAX, MISSING_TOPIC, PlanError, SinkError, not_connected
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
+from headrace.spark.kafka_options import warn_once
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import KnownOrigins, known_origins
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
@@ -78,6 +79,8 @@ def plan(options: SinkOptions, schema: StructType) -> Limits:
     if limits is None or now >= until_ms:
         if len(_limits) >= CHECKED_MAX:
             _limits.clear()
+        if (text := options.no_effect_text()) is not None:
+            warn_once(text, repr((options.kafka["bootstrap.servers"], options.sink_id, options.topic)))
         limits = _look_up(options)
         _limits[key] = limits, now + options.resolved().of(int, "metadata.max.age.ms")
     return limits

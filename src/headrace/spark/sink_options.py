@@ -19,7 +19,7 @@ from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.settings import ProducerSettings, resolve, sasl_settings, tls_settings
 from headrace.spark.kafka_options import PREFIX as KAFKA_PREFIX
-from headrace.spark.kafka_options import no_effect_text, refuse_unknown, without_effect
+from headrace.spark.kafka_options import no_effect_text, refuse_unknown, unknown_names, without_effect
 from headrace.spark.origins import OriginColumns
 from headrace.spark.topic_creation import SETTINGS_PREFIX, TopicCreation
 from headrace.telemetry.sender import check_url
@@ -248,14 +248,14 @@ class SinkOptions:
     def _refuse_unknown(self) -> None:
         """Raise if neither Kafka's clients nor a plug-in have an option."""
         config = self.plugin_config()
-        unknown = config.unused - without_effect(config.unused, PRODUCER_OPTIONS).keys()
+        unknown = unknown_names(self.kafka, PRODUCER_OPTIONS)
         if unknown and any(name in self.kafka for name in (*_PLUGINS, *_PRODUCER_PLUGINS)):
             plugins = PluginLoader(config)
             try:
                 SendPipeline(ProducerSettings.build(config, plugins), plugins)
             finally:
                 plugins.close()
-            unknown &= config.unused
+            unknown -= config.used
         # Reporters are not loaded here: configuring one may open a port.
         refuse_unknown(unknown, PRODUCER_OPTIONS, similar_only="metric.reporters" in self.kafka)
 
