@@ -150,6 +150,7 @@ def test_a_task_creates_the_topics_that_its_rows_name(either, delivery):
     report = run_task(options, topics)
     assert [described(either, topic)[0] for topic in topics[:2]] == [3, 3]
     if delivery == "exactly-once":
+        assert report.transaction is not None
         assert {span.topic for span in report.transaction.spans} == set(topics)
     else:
         assert [values_in(either, topic) for topic in topics] == [[b"v"]] * 3
@@ -210,3 +211,15 @@ def test_clients_that_create_a_topic_at_the_same_time_all_succeed(either):
     assert results == [2, 2, 2, 2]
     with AdminClient(either.bootstrap) as admin, pytest.raises(TopicExistsError):
         admin.create_topics([NewTopic(topic)])
+
+
+def test_options_without_effect_are_warned_of_once_for_all_batches_of_a_query(headrace_broker, caplog):
+    topic = new_topic(headrace_broker, "warned")
+    for age_ms in ("5000", "6000"):  # planned again, as in another process
+        given = {"kafka.group.id": "g", "kafka.check.crcs": "true", "kafka.metadata.max.age.ms": age_ms}
+        sink.plan(options_of(headrace_broker, topic=topic, **given), ROWS)
+    warnings = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert warnings == [
+        "2 options have no effect: kafka.check.crcs: it is an option of consumers, and the sink writes; "
+        "kafka.group.id: it is an option of consumers, and the sink writes"
+    ]

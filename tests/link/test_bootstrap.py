@@ -171,7 +171,7 @@ def test_an_unsupported_metadata_version_fails_all_waits(links):
 def test_the_same_failure_of_a_node_is_logged_once(links, caplog):
     (dead,) = free_ports(1)
     link = links.link(f"127.0.0.1:{dead}")
-    failures = []
+    failures: list[int] = []
     link.client.on_failure = failures.append
     with caplog.at_level(logging.DEBUG, "headrace.client"):
         run_until(link, lambda: len(failures) >= 5)

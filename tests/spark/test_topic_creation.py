@@ -17,7 +17,9 @@ CREATE = {"topic.create": "true", "topic.partitions": "2"}
 
 
 def values_in(broker, topic):
-    return sorted(value.decode() for records in committed(broker.bootstrap, topic).values() for _, value in records)
+    return sorted(
+        (value or b"").decode() for records in committed(broker.bootstrap, topic).values() for _, value in records
+    )
 
 
 def partitions_of(broker, topic):

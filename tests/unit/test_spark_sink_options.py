@@ -14,8 +14,8 @@ pytest.importorskip("pyspark")
 from headrace.errors import ConfigError
 from headrace.producer.serializers import Serializer
 from headrace.producer.settings import resolve
+from headrace.spark.application_notes import is_noted, note
 from headrace.spark.failpoints import FailpointError, Failpoints
-from headrace.spark.kafka_options import warn_once
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.topic_creation import TopicCreation
 
@@ -144,14 +144,15 @@ def test_options_without_effect_are_one_warning_and_reach_no_producer(caplog):
     assert parse(kafka__linger__ms="7").no_effect_text() is None
 
 
-def test_a_warning_is_logged_once_for_all_processes_of_an_application(monkeypatch, tmp_path, caplog):
+def test_the_processes_of_an_application_share_what_is_noted(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    for query in ("a", "a", "b"):
-        warn_once("no effect", query)
-    assert caplog.messages == ["no effect", "no effect"]
-    code = "from headrace.spark.kafka_options import warn_once; warn_once('no effect', 'a'); warn_once('new', 'a')"
+    assert [note(fact) for fact in ("a", "a", "b")] == [True, False, True]
+    code = "from headrace.spark.application_notes import is_noted, note; print(is_noted('a'), note('a'), note('c'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.splitlines() == ["new"]
+    assert done.stdout.split() == ["True", "False", "True"]
+    assert is_noted("c")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert [is_noted("a"), note("a"), note("a"), is_noted("a")] == [False, True, False, True]
 
 
 def test_created_topics_have_the_settings_of_the_options():

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
-from headrace.spark.consumer_options import CONSUMER_OPTIONS, PREFIX
+from headrace.spark.consumer_options import CONSUMER_OPTIONS
 from headrace.spark.errors import SparkError, explain
+from headrace.spark.kafka_options import PREFIX
 from headrace.spark.pipeline_spec import FORMAT
 
 if TYPE_CHECKING:

@@ -10,21 +10,13 @@ An unknown name may belong to a plug-in: it is accepted if a plug-in reads it wh
 from __future__ import annotations
 
 import difflib
-import hashlib
-import logging
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from headrace.config import Config, Options
 from headrace.errors import ConfigError
 from headrace.producer.options import PRODUCER_OPTIONS
 
-log = logging.getLogger("headrace")
-
 PREFIX = "kafka."
-LOCAL_DIRS = "SPARK_LOCAL_DIRS"
-"""Set by Spark for its Python processes. The folders belong to one application, and are deleted when it ends."""
 SIMILARITY_MIN = 0.75
 _NO_GROUP = "the source joins no group: Spark assigns the partitions"
 _FIXED = "the client sets it"
@@ -126,21 +118,3 @@ def no_effect_text(given: Config, used: Options, others: Mapping[str, str]) -> s
         return None
     listed = "; ".join(f"{PREFIX}{name}: {reason}" for name, reason in sorted(reasons.items()))
     return f"{len(reasons)} option{'s have' if len(reasons) > 1 else ' has'} no effect: {listed}"
-
-
-def warn_once(text: str, query: str) -> None:
-    """Log a warning once for a query: `query` is the same for all its batches.
-
-    Spark plans the batches of a stream in several Python processes, and ends those that are idle. What is warned of is
-    therefore noted in a folder of the application.
-    """
-    folder = os.environ.get(LOCAL_DIRS, "").partition(",")[0]
-    if folder:
-        digest = hashlib.sha256(f"{query}\n{text}".encode()).hexdigest()[:16]
-        try:
-            Path(folder, f"headrace-warned-{digest}").touch(exist_ok=False)
-        except FileExistsError:
-            return
-        except OSError as error:
-            log.debug("cannot write to %s: %s", folder, error)
-    log.warning("%s", text)

@@ -10,6 +10,7 @@ that this module keeps for each run are caches: the state is in the decision top
 
 from __future__ import annotations
 
+import logging
 import operator
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
+from headrace.spark.application_notes import is_noted, note
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported
 from headrace.spark.commit_times import Stopwatch, show_log
@@ -33,7 +35,6 @@ from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import FIRST_CONNECTION_MS_MAX, MISSING_TOPIC, PlanError, SinkError, not_connected
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
-from headrace.spark.kafka_options import warn_once
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import KnownOrigins, known_origins
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
@@ -51,6 +52,8 @@ try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 except ImportError:  # Spark 4.0 passes the rows of a stream one by one
     DataSourceStreamArrowWriter = None  # type: ignore[assignment,misc]
+
+log = logging.getLogger("headrace.spark")
 
 SESSIONS_MAX = 8
 """Runs for which a committing process keeps connections; beyond that, the least recently used is closed."""
@@ -79,20 +82,23 @@ def plan(options: SinkOptions, schema: StructType) -> Limits:
     if limits is None or now >= until_ms:
         if len(_limits) >= CHECKED_MAX:
             _limits.clear()
-        if (text := options.no_effect_text()) is not None:
-            warn_once(text, repr((options.kafka["bootstrap.servers"], options.sink_id, options.topic)))
-        limits = _look_up(options)
+        query = repr((options.kafka["bootstrap.servers"], options.sink_id, options.topic))
+        if (text := options.no_effect_text()) is not None and note(f"{query}: {text}"):
+            log.warning("%s", text)
+        # A broker may restart while a query runs. What has never been connected fails sooner.
+        limits = _look_up(options, None if is_noted(query) else FIRST_CONNECTION_MS_MAX)
+        note(query)
         _limits[key] = limits, now + options.resolved().of(int, "metadata.max.age.ms")
     return limits
 
 
-def _look_up(options: SinkOptions) -> Limits:
+def _look_up(options: SinkOptions, first_connection_ms: float | None) -> Limits:
     topics = [topic for topic in (options.topic, options.dead_letter_topic) if topic is not None]
     config = options.resolved()
     limit = config.of(int, "max.request.size")
     settings = replace(
         options.client_settings(min(PLAN_MS_MAX, config.of(int, "max.block.ms"))),
-        first_connection_ms=FIRST_CONNECTION_MS_MAX,
+        first_connection_ms=first_connection_ms,
     )
     try:
         with BlockingClient(settings) as client:
