@@ -133,6 +133,20 @@ def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, s
     assert link.client.last_failure is None
 
 
+def test_after_a_response_the_protocol_is_not_probed_again(links):
+    """A probe would send a TLS handshake to the last script, which fails on it."""
+
+    def respond_once(peer):
+        for response in (api_versions, metadata):
+            header, message = peer.request()
+            peer.answer(header, response(peer, header, message))
+
+    link = links.to(respond_once, hang_up, behave)
+    assert link.ask(ASK).message.topics[0].name == "t"
+    link.until("the end of the connection", lambda: not link.client.is_connected(1))
+    assert link.ask(ASK).message.topics[0].name == "t"
+
+
 @pytest.mark.behaviour("P39")
 def test_a_server_that_never_responds_times_out(links):
     link = links.to(lambda peer: peer.silence(), behave, connect_timeout_ms=100)

@@ -36,7 +36,7 @@ POLL_MS_MAX = 60_000.0
 CONNECTING_MS_MAX = 1000.0
 """How long to wait for a connection before another node is tried."""
 PROBES_MAX = 3
-"""Failed connections to a node in a row after which the protocol of its listener is probed."""
+"""Probes of a node for failed connections in a row."""
 SAME_FAILURE_MS = 60_000.0
 """How long the same failure of a node is not logged again, while there is no connection to it."""
 
@@ -140,6 +140,7 @@ class NetworkClient:
         self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._wake_pending = False
+        self._has_response = False  # Of any node, ever.
         self.on_auth_failure: Callable[[AuthenticationError], None] | None = None
         self.on_failure: Callable[[int], None] | None = None  # Called with the node id when a connection fails.
         self.last_failure: HeadraceError | None = None
@@ -387,6 +388,7 @@ class NetworkClient:
             self._deliver(response)
             self._lose(connection, error, now)
             return
+        self._has_response = True
         throttle_ms = response.throttle_ms
         if throttle_ms > 0 and entry.version >= THROTTLED_BY_CLIENT.get(request.api_key, 0):
             # KIP-219: the broker responds at once, and the client pauses.
@@ -435,9 +437,12 @@ class NetworkClient:
         self._failed(connection.node_id, error, now, established=was_ready)
 
     def _probe(self, failed: Connection, error: HeadraceError, now: float) -> bool:
-        """Connect again if the protocol may have been the wrong one; the probe reports the failure then."""
+        """Connect again if the protocol may have been the wrong one; the probe reports the failure then.
+
+        Once a broker has responded to a request, the protocol is known to be the right one.
+        """
         state = self._nodes.get(failed.node_id)
-        if failed.doubt is None or state is None or state.probes >= PROBES_MAX:
+        if failed.doubt is None or self._has_response or state is None or state.probes >= PROBES_MAX:
             return False
         state.probes += 1
         try:

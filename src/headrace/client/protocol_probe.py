@@ -23,7 +23,7 @@ from headrace.wire.api.metadata import ApiVersionsRequest
 from headrace.wire.api.sasl import SaslHandshakeRequest, SaslHandshakeResponse
 from headrace.wire.schema import Message
 
-PROBE_MS_MAX = 3000.0
+PROBE_MS_MAX = 2000.0
 UNKNOWN_MECHANISM = "NONE"
 
 
