@@ -90,7 +90,7 @@ def without_effect(unused: Iterable[str], used: Options) -> dict[str, str]:
 def unknown_names(given: Iterable[str], used: Options) -> set[str]:
     """Return the names that no client of Kafka has. Unlike keywords of a `Producer`, they have dots."""
     names = {name for name in given if name not in used}
-    return names - without_effect(names, used).keys()
+    return names - without_effect(names, used).keys() if names else names
 
 
 def refuse_unknown(unknown: Iterable[str], used: Options, *, similar_only: bool = False) -> None:

@@ -247,9 +247,9 @@ class SinkOptions:
 
     def _refuse_unknown(self) -> None:
         """Raise if neither Kafka's clients nor a plug-in have an option."""
-        config = self.plugin_config()
         unknown = unknown_names(self.kafka, PRODUCER_OPTIONS)
         if unknown and any(name in self.kafka for name in (*_PLUGINS, *_PRODUCER_PLUGINS)):
+            config = self.plugin_config()
             plugins = PluginLoader(config)
             try:
                 SendPipeline(ProducerSettings.build(config, plugins), plugins)
