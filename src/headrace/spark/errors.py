@@ -68,7 +68,7 @@ def not_sent(topic: str, error: HeadraceError, *, is_missing: bool = False) -> s
     return f"rows to topic {topic!r} cannot be sent: {error}{remedy}"
 
 
-FIRST_CONNECTION_MS_MAX = 8_000.0
+FIRST_CONNECTION_MS_MAX = 5_000.0
 """How long connections may fail when a query is planned. Once it has been connected, a broker may take its time."""
 
 
