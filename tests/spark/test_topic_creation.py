@@ -10,7 +10,7 @@ from headrace.broker.ports import free_port
 from headrace.client.admin import AdminClient
 from headrace.spark.errors import explain
 from tests.support.crashes import committed
-from tests.support.topics import unique
+from tests.support.topics import new_topic, unique
 
 SECONDS_MAX = 60
 CREATE = {"topic.create": "true", "topic.partitions": "2"}
@@ -71,15 +71,18 @@ def test_a_misspelt_kafka_option_is_refused_with_the_nearest_name(spark, headrac
 
 
 @pytest.mark.parametrize("is_source", [True, False], ids=["source", "sink"])
-def test_a_refused_connection_fails_a_query_within_ten_seconds(spark, is_source):
-    options = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "topic": "t", "subscribe": "t"}
-    source = spark.read.format("headrace").options(**options).load()
-    sink = spark.range(3).selectExpr("CAST(id AS STRING) value").write.format("headrace").options(**options)
-    started = time.monotonic()
-    with pytest.raises(Exception) as caught:  # noqa: PT011, PT012 - Spark's kind says nothing
+def test_a_refused_connection_fails_a_query_within_ten_seconds(spark, headrace_broker, is_source):
+    def run(address, topic):
+        options = {"kafka.bootstrap.servers": address, "topic": topic, "subscribe": topic}
         if is_source:
-            source.collect()
+            spark.read.format("headrace").options(**options).load().collect()
         else:
-            sink.mode("append").save()
+            rows = spark.range(3).selectExpr("CAST(id AS STRING) value")
+            rows.write.format("headrace").options(**options).mode("append").save()
+
+    run(headrace_broker.bootstrap, new_topic(headrace_broker, "reached"))  # starts Spark's Python processes
+    started = time.monotonic()
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's kind says nothing
+        run(f"127.0.0.1:{free_port()}", "t")
     assert time.monotonic() - started < 10
     assert "Connection refused; is a broker running there?" in explain(caught.value)
