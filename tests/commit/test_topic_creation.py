@@ -23,7 +23,6 @@ from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, merged
 from headrace.spark.topic_creation import TopicCreation
 from headrace.wire.api.access import AclCreation, CreateAclsRequest
-from tests.support.asking import ask
 from tests.support.crashes import committed
 from tests.support.peers.broker import Broker
 from tests.support.peers.connection import Connection
@@ -184,7 +183,7 @@ def test_without_permission_the_error_names_operation_and_remedy(strict):
         acl(TOPIC, "denied-", PREFIXED, WRITE, ALLOW),
     ]
     with Connection(strict.bootstrap) as connection:
-        response = ask(connection, CreateAclsRequest(creations=acls), 2)
+        response = connection.call(CreateAclsRequest(creations=acls), 2)
     assert [result.error_code for result in response.results] == [0, 0, 0]
     topic = unique("denied-")
     expected = rf"not authorized to create topic '{topic}' .*: allow the operation Create on .*, or create it"
