@@ -9,17 +9,24 @@ import pytest
 
 from headrace.producer.sequences import SequenceTable
 from headrace.spark.decisions import Span
-from headrace.spark.errors import BadRowError, SinkError
+from headrace.spark.errors import BadRowError, FencedError, SinkError
 from headrace.spark.task_writer import merged
 from headrace.spark.transactions import EndTxnResult
 from tests.support.crashes import open_transactions
 from tests.support.sink_rig import PARTITIONS, SinkRig
 from tests.support.topics import unique
+from tests.support.waiting import eventually
+
+SECONDS_MAX = 20
 
 
 def end(rig: SinkRig, report, *, committed: bool = True) -> EndTxnResult:
     (ending,) = rig.transactions.end([report.transaction], committed=committed).values()
     return ending
+
+
+def columns(values: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values), "partition": pa.array([0] * len(values), pa.int32())})
 
 
 def open_ids(rig: SinkRig) -> list[str]:
@@ -148,3 +155,33 @@ def test_at_least_once_rows_are_visible_as_soon_as_they_are_written(rig):
     report = rig.task(["a1", "a2"], delivery="at-least-once")
     assert (report.transaction, report.inline) == (None, [])
     assert rig.rows() == ["a1", "a2"]
+
+
+def test_a_task_whose_transaction_another_run_has_ended_names_that_run(rig):
+    """Brokers return INVALID_PRODUCER_EPOCH, or PRODUCER_FENCED: neither tells the user who did it."""
+
+    def rows():
+        yield columns(["a1"])
+        eventually("the transaction of the task", lambda: open_ids(rig), SECONDS_MAX)
+        rig.driver("later").commit(rig.batch(0, rig.task(["b1"], run="later")))
+        yield columns(["a2"])
+
+    with pytest.raises(FencedError) as caught:
+        rig.write(rows(), run="earlier", kafka__linger__ms="0")
+    error = str(caught.value)
+    assert f"of sink.id '{rig.sink}' was ended before the task was done, by another driver or query, which" in error
+    assert "holds the sink now: run later (host " in error
+    assert "give each its own sink.id" in error
+    assert rig.rows() == ["b1"]
+
+
+def test_a_task_whose_transaction_has_timed_out_names_the_option(rig):
+    def rows():
+        yield columns(["a1"])
+        eventually("the transaction of the task", lambda: open_ids(rig), SECONDS_MAX)
+        eventually("its time-out", lambda: not open_ids(rig), SECONDS_MAX)
+        yield columns(["a2"])
+
+    with pytest.raises(SinkError, match=r"was ended .*, by its time-out \(kafka.transaction.timeout.ms is 200\)"):
+        rig.write(rows(), kafka__linger__ms="0", kafka__transaction__timeout__ms="200")
+    assert rig.rows() == []

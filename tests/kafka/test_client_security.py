@@ -15,7 +15,7 @@ from headrace.client.admin import AdminClient
 from headrace.client.credentials import SaslSettings, TokenCache
 from headrace.client.tls import TlsSettings
 from headrace.config.clock import SYSTEM_CLOCK
-from headrace.errors import AuthenticationError, TimedOutError, TlsError
+from headrace.errors import AuthenticationError, TlsError
 from headrace.wire.api.access import (
     AlterUserScramCredentialsRequest,
     ScramCredentialUpsertion,
@@ -171,11 +171,20 @@ def test_a_broker_with_an_untrusted_certificate_is_refused(secure, certificates)
 
 
 @pytest.mark.parametrize("secured", [True, False], ids=["TLS at a plain port", "plain at a TLS port"])
-def test_a_wrong_security_protocol_fails_quickly_with_a_hint(secure, certificates, secured):
+def test_a_wrong_security_protocol_fails_at_once_with_the_option_to_change(secure, certificates, secured):
     tls = TlsSettings(ca_file=str(certificates / "cert.pem")) if secured else None
     address = secure.broker.bootstrap if secured else secure.mtls
-    with (
-        AdminClient(address, timeout_ms=1000, tls=tls) as admin,
-        pytest.raises(TimedOutError, match=r"security\.protocol"),
-    ):
+    fact = "does not use TLS, but security.protocol is SSL" if secured else "uses TLS, but security.protocol is PLAIN"
+    started = time.monotonic()
+    with AdminClient(address, timeout_ms=20_000, tls=tls) as admin, pytest.raises(TlsError, match=fact):
         admin.describe_cluster()
+    assert time.monotonic() - started < 5
+
+
+def test_a_client_without_sasl_is_told_the_mechanisms_of_a_sasl_listener(secure, certificates):
+    started = time.monotonic()
+    with admin_at(secure.sasl, certificates) as admin, pytest.raises(AuthenticationError) as caught:
+        admin.describe_cluster()
+    assert f"{secure.sasl} uses SASL (" in str(caught.value)
+    assert "set security.protocol=SASL_SSL and sasl.mechanism" in str(caught.value)
+    assert time.monotonic() - started < 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 
 import pytest
@@ -165,3 +166,41 @@ def test_an_unsupported_metadata_version_fails_all_waits(links):
 
     with pytest.raises(UnsupportedVersionError, match="Metadata"):
         wait()
+
+
+def test_the_same_failure_of_a_node_is_logged_once(links, caplog):
+    (dead,) = free_ports(1)
+    link = links.link(f"127.0.0.1:{dead}")
+    failures: list[int] = []
+    link.client.on_failure = failures.append
+    with caplog.at_level(logging.DEBUG, "headrace.client"):
+        run_until(link, lambda: len(failures) >= 5)
+    levels = [record.levelname for record in caplog.records if "refused" in record.getMessage()]
+    assert levels == ["WARNING", *["DEBUG"] * (len(failures) - 1)]
+
+
+def test_a_failure_that_lasts_is_logged_again(links, caplog, monkeypatch):
+    monkeypatch.setattr(network, "SAME_FAILURE_MS", 30.0)
+    (dead,) = free_ports(1)
+    link = links.link(f"127.0.0.1:{dead}")
+    with caplog.at_level(logging.WARNING, "headrace.client"):
+        run_until(link, lambda: len(caplog.records) >= 3)
+
+
+def test_another_failure_and_a_failure_after_a_connection_are_logged(links, caplog):
+    def hang_up(peer):
+        pass  # first a connection, then the probe whether the listener uses TLS
+
+    server = links.server(hang_up, hang_up, behave)
+    link = links.link(server)
+    with caplog.at_level(logging.INFO, "headrace.client"):
+        link.connect()
+        link.client.remove_node(1)
+        link.client.set_node(1, Endpoint("127.0.0.1", free_ports(1)[0]))
+        run_until(link, lambda: len([record for record in caplog.records if record.levelno == logging.WARNING]) >= 2)
+    texts = [record.getMessage() for record in caplog.records]
+    assert any("connected to node 1 at" in text for text in texts), texts
+
+
+def run_until(link, true):
+    link.until("the failures", lambda: link.client.is_ready(1, link.now) or true())

@@ -114,7 +114,7 @@ def refuse(peer):
         (hang_up_after_reading, "closed the connection before it was set up"),
         (reset, "failed: .*[Rr]eset"),
         (http, "uses HTTP: set bootstrap.servers to the port of a Kafka listener"),
-        (tls_alert, "uses TLS, but security.protocol is without TLS: set it to SSL or SASL_SSL"),
+        (tls_alert, "uses TLS, but security.protocol is PLAINTEXT: set security.protocol=SSL"),
         (garbage, "got a size of -559038737"),
         (promise, "got a size of 2147483647"),
         (unexpected, "responded to request 99, expected 1"),
@@ -125,11 +125,26 @@ def refuse(peer):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, said):
-    link = links.to(script, behave)
+    probed = [hang_up] if script in (hang_up, hang_up_after_reading, reset) else []  # whether it uses TLS: it does not
+    link = links.to(script, *probed, behave)
     failure = link.fail_to_connect()
     assert re.search(said, failure), failure
     assert link.send_request(METADATA_REQUEST).message.topics[0].name == "t"
     assert link.client.last_failure is None
+
+
+def test_after_a_response_the_protocol_is_not_probed_again(links):
+    """A probe would send a TLS handshake to the last script, which fails on it."""
+
+    def respond_once(peer):
+        for response in (api_versions, metadata):
+            header, message = peer.request()
+            peer.respond(header, response(peer, header, message))
+
+    link = links.to(respond_once, hang_up, behave)
+    assert link.send_request(METADATA_REQUEST).message.topics[0].name == "t"
+    link.until("the end of the connection", lambda: not link.client.is_connected(1))
+    assert link.send_request(METADATA_REQUEST).message.topics[0].name == "t"
 
 
 @pytest.mark.behaviour("P39")

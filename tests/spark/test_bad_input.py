@@ -62,7 +62,7 @@ def assert_nothing_is_seen(broker, topic):
         (["id"], {}, "there is no column 'value'"),
         (["id AS value"], {}, "column 'value' is bigint; it may be string or binary"),
         (["CAST(id AS STRING) value", "'x' AS partition"], {}, "column 'partition' is string; it may be int"),
-        (TEXTS, {"topic": "there-is-no-such-topic"}, "create the topic first"),
+        (TEXTS, {"topic": "there-is-no-such-topic"}, "set topic.create=true"),
         (TEXTS, {"sink.id": "no ~ please"}, "sink.id is 'no ~ please'; it may be"),
         (TEXTS, {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"}, "Check that the broker runs"),
     ],

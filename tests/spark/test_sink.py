@@ -163,7 +163,7 @@ def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, 
     [
         (["id"], {}, "there is no column 'value'"),
         (["id AS value"], {}, "column 'value' is bigint; it may be string or binary"),
-        (["CAST(id AS STRING) value"], {"topic": "there-is-no-such-topic"}, "create the topic first"),
+        (["CAST(id AS STRING) value"], {"topic": "there-is-no-such-topic"}, "set topic.create=true"),
         (["CAST(id AS STRING) value"], {"topic": "not a name!"}, "INVALID_TOPIC_EXCEPTION"),
         (["CAST(id AS STRING) value"], {"topic": None}, "set the option 'topic', or add a column"),
         (["CAST(id AS STRING) value"], {"delivery": "twice"}, "it may be exactly-once, at-least-once"),

@@ -322,8 +322,7 @@ def test_memory_of_a_batch_that_expires_in_flight_is_freed_with_its_request():
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_any_response_after_expiry_frees_the_memory_without_a_retry(late, idempotent):
     rig = Rig(delivery_timeout_ms=1000, idempotent=idempotent)
-    if idempotent:
-        rig.run_until(rig.send().done)
+    rig.run_until(rig.send().done)
     reply = DISCONNECT if late is None else rig.log.refuse(late)
     rig.cluster.take(PRODUCE)
     rig.cluster.script(PRODUCE, After(5000, reply))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,8 +12,12 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.errors import ConfigError
+from headrace.producer.serializers import Serializer
+from headrace.producer.settings import resolve
+from headrace.spark.application_notes import is_noted, note
 from headrace.spark.failpoints import FailpointError, Failpoints
 from headrace.spark.sink_options import SinkOptions
+from headrace.spark.topic_creation import TopicCreation
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
 
@@ -72,11 +78,22 @@ def test_options_travel_and_do_not_show_secrets():
         ({"delivery": "at-least-once", "sink.id": "x"}, "sink.id is set, but .* has no decisions"),
         ({"delivery": "at-least-once", "replay.check": "rows"}, "replay.check is set, but .* has no decisions"),
         ({"topic": ""}, "topic is empty"),
+        ({"kafka.linger.m": "5"}, "there is no option 'kafka.linger.m'; did you mean 'kafka.linger.ms'?"),
+        ({"kafka.compresion.type": "zstd"}, "no option 'kafka.compresion.type'; did you mean 'kafka.compression.type'"),
+        ({"kafka.compression_type": "zstd"}, "did you mean 'kafka.compression.type'"),
+        ({"kafka.isolation.levle": "x"}, "did you mean 'kafka.isolation.level'"),
+        ({"kafka.colour": "red"}, "no option 'kafka.colour': Kafka's clients have none of this name, .*; leave it out"),
+        ({"kafka.value.serializer": "json", "kafka.colour": "red"}, "no plug-in of the query reads it"),
+        ({"topic.partition": "3"}, "did you mean 'topic.partitions'"),
+        ({"topic.partitions": "3"}, "topic.partitions is set, but topic.create is false: set topic.create=true, or"),
+        ({"topic.config.retention.ms": "3"}, "topic.config.retention.ms is set, but topic.create is false"),
+        ({"topic.create": "true", "topic.partitions": "0"}, "topic.partitions is '0'; it may be 1 or more"),
+        ({"topic.create": "yes"}, "topic.create is 'yes'; it may be true or false"),
         ({"commit.inline.bytes.max": "-1"}, "commit.inline.bytes.max is '-1'"),
     ],
 )
 def test_all_problems_are_reported_at_once(given, message):
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("?", r"\?")):
         SinkOptions.parse({**SERVERS, **given}, is_stream=False)
 
 
@@ -88,6 +105,63 @@ def test_write_id_is_for_batches_only():
 
 def test_options_of_spark_itself_are_none_of_our_business():
     parse(checkpointlocation="/somewhere", path="x", queryname="q")
+
+
+class ColourSerializer(Serializer):
+    """A plug-in with an option of its own."""
+
+    def configure(self, config, is_key):
+        self.colour = config.get("colour")
+
+    def serialize(self, topic, value, headers=None):
+        return self.colour.encode()
+
+
+def test_an_option_that_a_plugin_reads_is_accepted_and_passed_to_the_plugin_only():
+    path = f"{__name__}.ColourSerializer"
+    options = parse(kafka__value__serializer=path, kafka__colour="red")
+    assert options.plugin_config()["colour"] == "red"
+    assert "colour" not in options.producer_config()
+    assert parse(kafka__value__serializer="str", kafka__value__serializer__encoding="latin-1")
+
+
+def test_options_without_effect_are_one_warning_and_reach_no_producer(caplog):
+    given = {
+        "kafka.group.id": "g",
+        "kafka.ssl.provider": "x",
+        "kafka.bootstrap.controllers": "c:1",
+        "kafka.linger.ms": "7",
+    }
+    options = SinkOptions.parse({**SERVERS, **given}, is_stream=True)
+    resolve(options.producer_config("x"))
+    assert options.no_effect_text() == (
+        "3 options have no effect: kafka.bootstrap.controllers: it is an option of the admin client, and the sink "
+        "writes; kafka.group.id: it is an option of consumers, and the sink writes; kafka.ssl.provider: TLS is "
+        "OpenSSL's"
+    )
+    assert "ssl.provider" not in options.producer_config()
+    assert not caplog.records
+    assert parse(kafka__linger__ms="7").no_effect_text() is None
+
+
+def test_the_processes_of_an_application_share_what_is_noted(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    assert [note(fact) for fact in ("a", "a", "b")] == [True, False, True]
+    code = "from headrace.spark.application_notes import is_noted, note; print(is_noted('a'), note('a'), note('c'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", "False", "True"]
+    assert is_noted("c")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert [is_noted("a"), note("a"), note("a"), is_noted("a")] == [False, True, False, True]
+
+
+def test_created_topics_have_the_settings_of_the_options():
+    given = {"topic.create": "true", "topic.partitions": "6", "topic.replication.factor": "3"}
+    options = SinkOptions.parse({**SERVERS, **given, "Topic.Config.retention.ms": "60000"}, is_stream=True)
+    assert options.creation == TopicCreation(6, 3, {"retention.ms": "60000"})
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert parse(topic__create="true").creation == TopicCreation(-1, -1, {})
+    assert parse().creation is None
 
 
 def test_failpoints_need_an_environment_that_allows_them(monkeypatch, tmp_path):

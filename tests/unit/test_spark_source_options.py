@@ -154,6 +154,12 @@ def test_of_several_starts_the_most_general_wins():
         ({**LEAST, "kafka.isolation.level": "dirty"}, ["kafka.isolation.level is 'dirty'", "read_committed"]),
         ({**LEAST, "kafka.fetch.max.wait.ms": "x"}, ["kafka.fetch.max.wait.ms is 'x'", "whole number"]),
         ({**LEAST, "startingOffset": "earliest"}, ["'startingOffset'", "did you mean 'startingOffsets'"]),
+        (
+            {**LEAST, "kafka.max.partition.fetch.byte": "7"},
+            ["no option 'kafka.max.partition.fetch.byte'", "did you mean 'kafka.max.partition.fetch.bytes'?"],
+        ),
+        ({**LEAST, "kafka.securty.protocol": "SSL"}, ["did you mean 'kafka.security.protocol'?"]),
+        ({**LEAST, "kafka.colour": "red"}, ["no option 'kafka.colour'", "leave it out"]),
         ({**LEAST, "bootstrap.servers": "h:1"}, ["'bootstrap.servers'", "did you mean 'kafka.bootstrap.servers'"]),
     ],
 )
@@ -223,25 +229,27 @@ def test_options_travel_but_are_not_printed():
     assert "s3cret" not in repr(options)
 
 
-def test_what_has_no_effect_is_warned_of(caplog):
+def test_what_has_no_effect_is_warned_of_once(caplog):
     options = {
         **LEAST,
         "maxOffsetsPerTrigger": "5",
         "kafka.session.timeout.ms": "1",
-        "kafka.max.partition.fetch.byte": "7",
+        "kafka.linger.ms": "7",
         "somebody.elses": "x",
     }
     with caplog.at_level(logging.WARNING, "headrace"):
         warn_of_no_effect(options, Mode.BATCH)
-    assert "maxOffsetsPerTrigger has no effect in a batch" in caplog.text
-    assert "kafka.session.timeout.ms has no effect: the source joins no group" in caplog.text
-    assert "did you mean 'max.partition.fetch.bytes'" in caplog.text
-    assert "somebody" not in caplog.text
+    assert [record.getMessage() for record in caplog.records] == [
+        "option maxOffsetsPerTrigger has no effect in a batch query",
+        "2 options have no effect: kafka.linger.ms: it is an option of producers, and the source reads; "
+        "kafka.session.timeout.ms: the source joins no group: Spark assigns the partitions",
+    ]
 
 
 def test_every_consumer_option_of_kafka_43_is_known():
     """Those of ConsumerConfig, but for what is refused."""
-    names = """allow.auto.create.topics auto.commit.interval.ms bootstrap.servers check.crcs client.dns.lookup client.id
+    names = """config.providers share.acknowledgement.mode share.acquire.mode
+    allow.auto.create.topics auto.commit.interval.ms bootstrap.servers check.crcs client.dns.lookup client.id
     client.rack connections.max.idle.ms default.api.timeout.ms enable.metrics.push exclude.internal.topics
     fetch.max.bytes fetch.max.wait.ms fetch.min.bytes group.id group.instance.id group.protocol group.remote.assignor
     heartbeat.interval.ms isolation.level max.partition.fetch.bytes max.poll.interval.ms max.poll.records

@@ -106,6 +106,7 @@ class ClientOptions(TypedDict, total=False):
     client_dns_lookup: str
     tls: TlsSettings | None
     sasl: SaslSettings | None
+    first_connection_ms: float | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,6 +124,8 @@ class ClientSettings:
     client_dns_lookup: str = USE_ALL_DNS_IPS
     tls: TlsSettings | None = None
     sasl: SaslSettings | None = field(default=None, repr=False)
+    first_connection_ms: float | None = None
+    """How long connections may fail before the first succeeds; None: until the timeout of the call."""
 
 
 @dataclass(slots=True)
@@ -395,8 +398,14 @@ class BlockingClient:
     def poll_until(self, deadline: float, what: str) -> None:
         """Poll once; raises at the deadline, or if authentication failed."""
         now = self.clock.monotonic_ms()
+        network, limit = self.network, self.settings.first_connection_ms
+        if limit is not None and network.failing_since_ms is not None and not network.has_connected:
+            failing_ms = now - network.failing_since_ms
+            if failing_ms >= limit:
+                raise TimedOutError(f"no connection to a broker for {failing_ms / 1000:.1f} s; {network.last_failure}")
+            deadline = min(deadline, network.failing_since_ms + limit)
         if now >= deadline:
-            reason = self.network.last_failure
+            reason = network.last_failure
             raise TimedOutError(f"timed out waiting for {what}" + (f"; {reason}" if reason else ""))
         self.poll(deadline - now)
 
@@ -422,7 +431,7 @@ class BlockingClient:
             if resume >= deadline:
                 if attempt.has_response:
                     return
-                raise TimedOutError(f"{what}: no response in time; {attempt.failure}") from attempt.failure
+                raise TimedOutError(f"timed out waiting for {what}; {attempt.failure}") from attempt.failure
             while (left := resume - self.clock.monotonic_ms()) > 0:
                 self.poll(left)
             attempt.number += 1

@@ -17,7 +17,7 @@ import random
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
@@ -27,10 +27,12 @@ from headrace.client import tls
 from headrace.client.addresses import Address, Endpoint
 from headrace.client.prompt_socket import PromptSocket
 from headrace.errors import (
+    AuthenticationError,
     Code,
     ConnectionFailedError,
     HeadraceError,
     MalformedError,
+    TlsError,
     UnsupportedVersionError,
     error_name,
 )
@@ -52,8 +54,17 @@ REAUTHENTICATE_FROM, REAUTHENTICATE_TO = 0.85, 0.95
 NEVER_MS = float("inf")
 
 _WRONG_LISTENER = "is it the port of a Kafka broker, and does security.protocol match its listener?"
+# The first bytes of an alert and of a handshake record of TLS 1.x. As the size of a frame they are beyond any limit.
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 
 R = TypeVar("R", bound=Message)
+
+
+class Doubt(Enum):
+    """What may be the reason why the peer closed the connection before its first response."""
+
+    TLS = auto()  # In the TLS handshake, or after a request without TLS.
+    SASL = auto()  # After a request without authentication.
 
 
 class State(Enum):
@@ -185,6 +196,7 @@ class Connection:
         self.watched_events = 0  # Registered with the selector. Set by the network client.
         self._connect_timeout_ms = settings.connect_timeout_ms if connect_timeout_ms is None else connect_timeout_ms
         self.set_up_since_ms = now
+        self.doubt: Doubt | None = None  # Set if the peer closes the connection before its first response.
         self._has_response = False
         self._correlation_id = 0
         self._out: deque[Buffer] = deque()
@@ -219,7 +231,31 @@ class Connection:
 
     def _not_connected(self, code: int) -> str:
         hint = "; is a broker running there?" if code == errno.ECONNREFUSED else ""
-        return f"cannot connect to {self.endpoint} ({self.address}): {os.strerror(code)}{hint}"
+        return f"cannot connect to {self._label}: {os.strerror(code)}{hint}"
+
+    @property
+    def _label(self) -> str:
+        """The endpoint, and its address if that differs."""
+        endpoint, address = str(self.endpoint), str(self.address)
+        return endpoint if endpoint == address else f"{endpoint} ({address})"
+
+    def sasl_required(self, mechanisms: Iterable[str]) -> AuthenticationError:
+        """Return the error for a listener that uses SASL although the client does not."""
+        current = "PLAINTEXT" if self.settings.tls_context is None else "SSL"
+        return AuthenticationError(
+            f"{self.endpoint} uses SASL ({', '.join(mechanisms)}), but security.protocol is {current}: set "
+            f"security.protocol=SASL_{current} and sasl.mechanism, or use the port of a listener without SASL"
+        )
+
+    def wrong_protocol(self, *, uses_tls: bool) -> TlsError:
+        """Return the error for a listener that uses TLS although the client does not, or vice versa."""
+        fact = "uses TLS" if uses_tls else "does not use TLS"
+        prefix = "" if self.settings.mechanism_factory is None else "SASL_"
+        current, other = ("PLAINTEXT", "SSL") if uses_tls else ("SSL", "PLAINTEXT")
+        return TlsError(
+            f"{self.endpoint} {fact}, but security.protocol is {prefix}{current}: set security.protocol="
+            f"{prefix}{other}, or use the port of a listener {'without' if uses_tls else 'with'} TLS"
+        )
 
     def _connected(self, now: float) -> None:
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -240,6 +276,7 @@ class Connection:
         try:
             outcome = tls.handshake(self._tls)
         except ConnectionError as error:
+            self.doubt = Doubt.TLS
             raise ConnectionFailedError(str(error)) from None
         self.wants_write = outcome == "want_write"
         if outcome == "done":
@@ -407,6 +444,7 @@ class Connection:
                 if data is None:
                     return False
                 if not data:
+                    self._note_closed()
                     raise ConnectionFailedError(self._closed_by_peer())
                 self._reader.feed(data, self._frames)
                 return True
@@ -416,16 +454,32 @@ class Connection:
             return False
         except OSError as error:
             hint = f": {_WRONG_LISTENER}" if self.state is State.NEGOTIATING else ""
+            self._note_closed()
             raise ConnectionFailedError(f"connection to {self.endpoint} failed: {error}{hint}") from None
         if not count:
+            self._note_closed()
             raise ConnectionFailedError(self._closed_by_peer())
+        if self.state is State.NEGOTIATING and not self._reader.pending_bytes and bytes(room[:2]) in _TLS_RECORDS:
+            raise self.wrong_protocol(uses_tls=True)
         self._reader.received(count, self._frames)
         return count == len(room)
+
+    def _note_closed(self) -> None:
+        if self._reader.pending_bytes:
+            return
+        if self.state is State.NEGOTIATING and self._correlation_id == 1 and self._tls is None:
+            self.doubt = Doubt.TLS
+        elif self._is_first_request_pending():
+            self.doubt = Doubt.SASL
+
+    def _is_first_request_pending(self) -> bool:
+        is_first = bool(self.in_flight) and not self._has_response
+        return self.state is State.READY and is_first and self.settings.mechanism_factory is None
 
     def _closed_by_peer(self) -> str:
         if self.state is State.NEGOTIATING:
             return f"{self.endpoint} closed the connection before it was set up: {_WRONG_LISTENER}"
-        if self.in_flight and not self._has_response and self.settings.mechanism_factory is None:
+        if self._is_first_request_pending():
             return (
                 f"{self.endpoint} closed the connection after the first request: if its listener uses SASL, set "
                 f"security.protocol and sasl.mechanism"
@@ -466,7 +520,7 @@ class Connection:
             waited = now - self.set_up_since_ms
             if waited >= self._connect_timeout_ms:
                 return ConnectionFailedError(
-                    f"connection to {self.endpoint} ({self.address}) timed out after {waited:.0f} ms while "
+                    f"connection to {self._label} timed out after {waited:.0f} ms while "
                     f"{self.state.name.lower()}: {_WRONG_LISTENER}"
                 )
         elif self.in_flight and now - self.in_flight[0].sent_ms >= self.in_flight[0].request.timeout_ms:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import re
 import selectors
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headrace.client.addresses import Address, Endpoint, resolve
 from headrace.client.connection import NEVER_MS, Connection, ConnectionSettings, InFlight, Request, Response, State
+from headrace.client.protocol_probe import ProtocolProbe
 from headrace.config.backoff import JITTER, exponential_backoff
 from headrace.config.clock import Clock
 from headrace.errors import (
@@ -33,6 +35,10 @@ from headrace.wire.primitives import Buffer
 POLL_MS_MAX = 60_000.0
 CONNECTING_MS_MAX = 1000.0
 """How long to wait for a connection before another node is tried."""
+PROBES_MAX = 3
+"""Probes of a node for failed connections in a row."""
+SAME_FAILURE_MS = 60_000.0
+"""How long the same failure of a node is not logged again, while there is no connection to it."""
 
 # By API key: from this version on the client does the throttling (KIP-219); before, the broker delayed its response.
 # APIs that are not listed are newer.
@@ -64,6 +70,8 @@ THROTTLED_BY_CLIENT: dict[int, int] = {
     ApiKey.CREATE_PARTITIONS: 1,
     ApiKey.DELETE_GROUPS: 1,
 }
+
+_DIGITS = re.compile(r"[0-9]+", re.ASCII)
 
 
 @dataclass(slots=True, frozen=True)
@@ -97,6 +105,8 @@ class _NodeState:
     failures: int = 0
     retry_at_ms: float = 0.0
     authentication_error: AuthenticationError | None = None
+    probes: int = 0  # Since the last connection, as the next.
+    logged_at_ms: dict[str, float] = field(default_factory=dict)  # By failure.
 
 
 class NetworkClient:
@@ -130,10 +140,15 @@ class NetworkClient:
         self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._wake_pending = False
+        self._has_response = False  # Of any node, ever.
         self.on_auth_failure: Callable[[AuthenticationError], None] | None = None
         self.on_failure: Callable[[int], None] | None = None  # Called with the node id when a connection fails.
         self.last_failure: HeadraceError | None = None
         """Why the last connection failed; None after a successful one. For error messages."""
+        self.has_connected = False
+        """Whether any connection was ever established."""
+        self.failing_since_ms: float | None = None
+        """When the first of the connections failed that failed since the last successful one; None: none did."""
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -235,7 +250,10 @@ class NetworkClient:
         except (HeadraceError, OSError) as error:
             self._failed(node_id, _as_headrace_error(error), now)
             return
-        self._connections[node_id] = connection
+        self._add(connection)
+
+    def _add(self, connection: Connection) -> None:
+        self._connections[connection.node_id] = connection
         connection.watched_events = selectors.EVENT_READ | selectors.EVENT_WRITE
         self._selector.register(connection.fileno, connection.watched_events, connection)
 
@@ -337,8 +355,13 @@ class NetworkClient:
 
     def _established(self, connection: Connection) -> None:
         state = self._nodes[connection.node_id]
+        if state.failures:
+            self._log.info("connected to node %d at %s", connection.node_id, connection.endpoint)
         state.failures, state.retry_at_ms, state.authentication_error = 0, 0.0, None
-        self.last_failure = None
+        state.probes = 0
+        state.logged_at_ms.clear()
+        self.last_failure = self.failing_since_ms = None
+        self.has_connected = True
         if connection.versions.features_epoch >= self._features[0]:
             self._features = (connection.versions.features_epoch, connection.versions.finalized_features)
         self._log.debug("connected to node %d at %s", connection.node_id, connection.endpoint)
@@ -365,6 +388,7 @@ class NetworkClient:
             self._deliver(response)
             self._lose(connection, error, now)
             return
+        self._has_response = True
         throttle_ms = response.throttle_ms
         if throttle_ms > 0 and entry.version >= THROTTLED_BY_CLIENT.get(request.api_key, 0):
             # KIP-219: the broker responds at once, and the client pauses.
@@ -406,7 +430,26 @@ class NetworkClient:
             return
         was_ready = connection.state in (State.READY, State.REAUTHENTICATING)
         self._drop(connection, error)
+        if isinstance(connection, ProtocolProbe):
+            error = connection.cause(error)
+        elif self._probe(connection, error, now):
+            return  # the probe will fail, with the cause
         self._failed(connection.node_id, error, now, established=was_ready)
+
+    def _probe(self, failed: Connection, error: HeadraceError, now: float) -> bool:
+        """Connect again if the protocol may have been the wrong one; the probe reports the failure then.
+
+        Once a broker has responded to a request, the protocol is known to be the right one.
+        """
+        state = self._nodes.get(failed.node_id)
+        if failed.doubt is None or self._has_response or state is None or state.probes >= PROBES_MAX:
+            return False
+        state.probes += 1
+        try:
+            self._add(ProtocolProbe(failed, error, now))
+        except (HeadraceError, OSError):
+            return False
+        return True
 
     def _drop(self, connection: Connection, error: HeadraceError) -> None:
         """Close a connection and fail its requests."""
@@ -421,6 +464,8 @@ class NetworkClient:
 
     def _failed(self, node_id: int, error: HeadraceError, now: float, established: bool = False) -> None:
         self.last_failure = error
+        if self.failing_since_ms is None:
+            self.failing_since_ms = now
         state = self._nodes.get(node_id)
         if state is None:
             return
@@ -433,7 +478,7 @@ class NetworkClient:
         )
         # Other addresses of the host are tried without a back-off.
         state.retry_at_ms = now + (0.0 if state.next_address < len(state.addresses) else wait)
-        self._log.warning("node %d at %s: %s", node_id, state.endpoint, error)
+        self._log_failure(node_id, state, error, now)
         if isinstance(error, AuthenticationError):
             state.authentication_error = error
             if self.on_auth_failure is not None:
@@ -442,6 +487,15 @@ class NetworkClient:
             self._observer.connection_failed(node_id, error)
         if self.on_failure is not None:
             self.on_failure(node_id)
+
+    def _log_failure(self, node_id: int, state: _NodeState, error: HeadraceError, now: float) -> None:
+        """Log a failure once, not for each attempt; again if it still fails after a while."""
+        failure = _DIGITS.sub("", str(error))  # without times and counts
+        is_repeated = now - state.logged_at_ms.get(failure, -SAME_FAILURE_MS) < SAME_FAILURE_MS
+        if not is_repeated:
+            state.logged_at_ms[failure] = now
+        level = logging.DEBUG if is_repeated else logging.WARNING
+        self._log.log(level, "node %d at %s: %s", node_id, state.endpoint, error)
 
     def close(self) -> None:
         """Close every connection and fail requests in flight."""

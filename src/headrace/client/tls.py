@@ -6,7 +6,7 @@ Python's SSLSocket encrypts directly into the system's buffer, so it works with 
 `send` joins small buffers, because each write makes at least one TLS record. A call that would block must be repeated
 with the same bytes first, because OpenSSL has processed a part of them.
 
-Permanent errors are a TlsError; a connection that ended is a ConnectionError.
+Permanent errors are a TlsError, bytes that are not TLS a NotTlsError; a connection that ended is a ConnectionError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from headrace.config.openssl import Pem, load_authorities, load_certificate, openssl_name, openssl_reason
+from headrace.config.openssl import (
+    NOT_TLS_REASONS,
+    Pem,
+    load_authorities,
+    load_certificate,
+    openssl_name,
+    openssl_reason,
+)
 from headrace.errors import ConfigError, TlsError
 from headrace.wire.primitives import Buffer
 
@@ -30,14 +37,6 @@ PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion
 Outcome = Literal["done", "want_read", "want_write"]
 
 _HOSTNAME_MISMATCH = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRESS_MISMATCH.
-# OpenSSL's reasons for bytes that are not TLS.
-_NOT_TLS = (
-    "WRONG_VERSION_NUMBER",
-    "HTTP_REQUEST",
-    "UNKNOWN_PROTOCOL",
-    "RECORD_LAYER_FAILURE",
-    "PACKET_LENGTH_TOO_LONG",
-)
 _ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CLIENT_CERTIFICATE_REJECTED = (
     "CERTIFICATE_REQUIRED",
@@ -71,6 +70,10 @@ class TlsSettings:
         return self.ca_file or (
             "ssl.truststore.certificates" if self.ca_pem else "the system's certificate authorities"
         )
+
+
+class NotTlsError(TlsError):
+    """The peer responds to the handshake, but not with TLS."""
 
 
 class TlsContext(ssl.SSLContext):
@@ -136,6 +139,14 @@ def _load_own_certificate(made: TlsContext, settings: TlsSettings) -> None:
         load_certificate(made, chain, key, settings.key_password, "the client certificate")
     elif key:
         raise ConfigError("client key without a certificate: set ssl.keystore.certificate.chain, too")
+
+
+def context_without_verification() -> TlsContext:
+    """Return a context to find out whether a peer uses TLS: it accepts any certificate, so send nothing."""
+    made = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname = False
+    made.verify_mode = ssl.CERT_NONE
+    return made
 
 
 def wrap(sock: socket.socket, tls_context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
@@ -212,8 +223,8 @@ def explain(error: OSError, sock: ssl.SSLSocket) -> TlsError | ConnectionError:
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(_verification_problem(error, host, getattr(sock.context, "ca", "")))
-    if reason in _NOT_TLS:
-        return TlsError(
+    if reason in NOT_TLS_REASONS:
+        return NotTlsError(
             f"{host} does not use TLS on this port ({detail}); use the port of its TLS listener, or "
             f"security.protocol=PLAINTEXT (SASL_PLAINTEXT) for this one"
         )

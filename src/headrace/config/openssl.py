@@ -18,6 +18,14 @@ from headrace.errors import ConfigError
 _MARK = b"-----BEGIN "
 _STORES = {b"\xfe\xed\xfe\xed": "a Java keystore (JKS)", b"\xce\xce\xce\xce": "a Java keystore (JCEKS)"}
 _DER_SEQUENCE = b"\x30"
+NOT_TLS_REASONS = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "UNKNOWN_PROTOCOL",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+)
+"""OpenSSL's reasons for bytes that are not TLS."""
 
 
 @dataclass(frozen=True, slots=True)

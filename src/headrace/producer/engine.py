@@ -543,9 +543,10 @@ class SendEngine:
         if cluster.brokers and not unconnected:
             return ""
         nodes = ", ".join(map(str, sorted(unconnected)))
-        reason = f"no connection to broker {nodes}" if unconnected else "no broker has responded yet"
         failure = self.network.last_failure
-        return reason if failure is None else f"{reason}: {failure}"
+        if failure is None:
+            return f"no connection to broker {nodes}" if unconnected else "no broker has responded yet"
+        return f"no connection to {f'broker {nodes}' if unconnected else 'a broker'}: {failure}"
 
     @contextlib.contextmanager
     def _timed(self, record: Callable[[float], None]) -> Iterator[None]:

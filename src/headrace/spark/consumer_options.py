@@ -18,14 +18,16 @@ from headrace.errors import ConfigError
 from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.settings import sasl_settings, tls_settings
+from headrace.spark.kafka_options import (
+    CONSUMER_WITHOUT_EFFECT,
+    PREFIX,
+    no_effect_text,
+    refuse_unknown,
+    unknown_names,
+    without_effect,
+)
 
 log = logging.getLogger("headrace")
-
-PREFIX = "kafka."
-
-_NO_GROUP = "the source joins no group: Spark assigns the partitions"
-_FIXED = "the client sets it"
-_METRICS = "Spark has the metrics of a query"
 
 _SHARED_NAMES = frozenset(
     {
@@ -39,35 +41,6 @@ _SHARED_NAMES = frozenset(
     }
 )
 _SHARED_PREFIXES = ("sasl.", "ssl.", "security.")
-_WITHOUT_EFFECT = {
-    "connections.max.idle.ms": _FIXED,
-    "reconnect.backoff.ms": _FIXED,
-    "reconnect.backoff.max.ms": _FIXED,
-    "send.buffer.bytes": _FIXED,
-    "socket.connection.setup.timeout.ms": _FIXED,
-    "socket.connection.setup.timeout.max.ms": _FIXED,
-    "metadata.recovery.strategy": _FIXED,
-    "metadata.recovery.rebootstrap.trigger.ms": _FIXED,
-    "allow.auto.create.topics": "reading never creates a topic",
-    "auto.commit.interval.ms": _NO_GROUP,
-    "check.crcs": "checksums are always verified",
-    "client.rack": "the source reads from leaders only",
-    "exclude.internal.topics": "internal topics are read if they are named; patterns do not match them",
-    "group.instance.id": _NO_GROUP,
-    "group.protocol": _NO_GROUP,
-    "group.remote.assignor": _NO_GROUP,
-    "heartbeat.interval.ms": _NO_GROUP,
-    "max.poll.interval.ms": _NO_GROUP,
-    "max.poll.records": "rows are read as Arrow batches",
-    "partition.assignment.strategy": _NO_GROUP,
-    "session.timeout.ms": _NO_GROUP,
-    "enable.metrics.push": "the source pushes no metrics",
-    "metric.reporters": _METRICS,
-    "metrics.num.samples": _METRICS,
-    "metrics.recording.level": _METRICS,
-    "metrics.sample.window.ms": _METRICS,
-}
-
 CONSUMER_OPTIONS = Options(
     *(
         option
@@ -123,7 +96,7 @@ CONSUMER_OPTIONS = Options(
         "Used as client.id if that is not set: the source joins no group. To see the lag of a query in tools for "
         "groups, set commit.offsets.group.id.",
     ),
-    *(Option(name, "str", None, "", None, "low", why) for name, why in _WITHOUT_EFFECT.items()),
+    *(Option(name, "str", None, "", None, "low", why) for name, why in CONSUMER_WITHOUT_EFFECT.items()),
 )
 
 _REFUSED = {
@@ -146,6 +119,9 @@ def resolve(given: Mapping[str, str]) -> Config:
         raise ConfigError(f"{PREFIX}{error}") from None
     if not config["bootstrap.servers"]:
         raise ConfigError("kafka.bootstrap.servers is not set; it may be host:port, several with commas between them")
+    if unknown := unknown_names(given, CONSUMER_OPTIONS):
+        sasl_settings(config, PluginLoader(config))  # a plug-in may read some of them
+        refuse_unknown(unknown - config.used, CONSUMER_OPTIONS)
     return config
 
 
@@ -161,11 +137,9 @@ def reading_options(sink_options: Mapping[str, str]) -> dict[str, str]:
 
 def warn_of_no_effect(config: Config) -> None:
     """Log which options have no effect. Called once for a query, not on every executor."""
-    for name, option in CONSUMER_OPTIONS.items():
-        if option.no_effect and config.given(name):
-            log.warning("option %s%s has no effect: %s", PREFIX, name, option.no_effect)
-    for name in sorted(config.unused):
-        log.warning("option %s%s is unknown and has no effect%s", PREFIX, name, CONSUMER_OPTIONS.suggestion(name))
+    text = no_effect_text(config, CONSUMER_OPTIONS, without_effect(config.unused, CONSUMER_OPTIONS))
+    if text is not None:
+        log.warning("%s", text)
 
 
 def client_settings(config: Config, client_id: str) -> ClientSettings:

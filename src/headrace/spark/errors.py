@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.errors import HeadraceError
+from headrace.errors import AuthenticationError, HeadraceError, TlsError, UnsupportedVersionError
 
 IDS_NOT_AUTHORIZED = (
     "not authorized to use the transactional ids of the sink: allow Write and Describe on the prefix of sink.id"
@@ -59,9 +59,30 @@ class LostError(SinkError):
     """A decided batch cannot be finished: its records are gone from the log."""
 
 
-def not_sent(topic: str, error: HeadraceError) -> str:
+MISSING_TOPIC = "create it, correct the name, or set topic.create=true"
+
+
+def not_sent(topic: str, error: HeadraceError, *, is_missing: bool = False) -> str:
     """Return the message for rows that could not be sent: unknown topic, not authorized, or no response."""
-    return f"rows to topic {topic!r} cannot be sent: {error}"
+    remedy = f". If the topic does not exist: {MISSING_TOPIC}" if is_missing else ""
+    return f"rows to topic {topic!r} cannot be sent: {error}{remedy}"
+
+
+FIRST_CONNECTION_MS_MAX = 5_000.0
+"""How long connections may fail when a query is planned. Once it has been connected, a broker may take its time."""
+
+
+def not_connected(servers: str, error: HeadraceError) -> str:
+    """Return the message for a cluster that cannot be used: not reachable, wrong protocol, not authenticated, …"""
+    where = f"kafka.bootstrap.servers={servers!r}"
+    if isinstance(error, TlsError):
+        return f"TLS with {where} failed: {error}"
+    if isinstance(error, AuthenticationError):
+        return f"authentication with {where} failed: {error}"
+    if isinstance(error, UnsupportedVersionError):
+        return f"{where} is not supported: {error}"
+    end = "" if str(error).endswith(("?", ".")) else "."
+    return f"cannot use {where}: {error}{end} Check that the broker runs and that this is its address"
 
 
 MESSAGE_CHARS_MAX = 2000

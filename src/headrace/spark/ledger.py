@@ -104,7 +104,7 @@ class Ledger:
             producer.init_transactions().acknowledged = True
         except HeadraceError as error:
             producer.close(0)
-            if _has_code(error, _FENCED):  # by another process that opens the ledger at the same time
+            if is_fenced(error):  # by another process that opens the ledger at the same time
                 raise self._fenced(error) from error
             if _has_code(error, {Code.INVALID_TRANSACTION_TIMEOUT}):
                 raise ConfigError(
@@ -204,12 +204,20 @@ class Ledger:
         except (AbortableError, FatalError):
             raise
         except HeadraceError as error:
+            is_missing = isinstance(error, TimedOutError) and topic not in producer.metadata.cluster.topics
             raise NotDecidedError(
-                f"batch {batch}, {not_sent(topic, error)}. Nothing of the batch is visible; it can be run again"
+                f"batch {batch}, {not_sent(topic, error, is_missing=is_missing)}. Nothing of the batch is visible; it "
+                "can be run again"
             ) from error
 
     def _look_up(self, topic: str) -> None:
-        """Let brokers with auto.create.topics.enable create the topic, as they do for the producers of tasks."""
+        """Create a missing topic with topic.create. Otherwise let brokers do it (auto.create.topics.enable).
+
+        So they do for the producers of tasks.
+        """
+        if topic not in self._row_topics and self._options.creation is not None:
+            self._options.creation.ensure(self._client, [topic])
+            self._row_topics.add(topic)
         if topic not in self._row_topics:
             message = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
             response = self._client.request(message, versions=(4, 12))
@@ -238,7 +246,7 @@ class Ledger:
                 raise self._fatal(error) from error
 
     def _not_decided(self, error: AbortableError) -> SinkError:
-        if _has_code(error, _FENCED):  # a partition leader may fence the producer before the coordinator does
+        if is_fenced(error):  # a partition leader may fence the producer before the coordinator does
             return self._fenced(error)
         return NotDecidedError(
             f"the batch was not decided, and nothing of it is visible: {error}{self._deleted_text()}"
@@ -259,7 +267,7 @@ class Ledger:
         )
 
     def _fatal(self, error: FatalError) -> SinkError:
-        if _has_code(error, _FENCED):
+        if is_fenced(error):
             return self._fenced(error)
         return InDoubtError(
             f"writing the decision of sink.id {self._sink!r} failed, but it may have been committed: {error}"
@@ -285,6 +293,11 @@ class Ledger:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close(CLOSE_SECONDS_MAX)
+
+
+def is_fenced(error: BaseException) -> bool:
+    """Return whether the cause of an error is that the producer's epoch or transaction is not current any more."""
+    return _has_code(error, _FENCED)
 
 
 def _has_code(error: BaseException, codes: Collection[int]) -> bool:

@@ -10,13 +10,22 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.client.admin.groups import GroupAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, Isolation, list_offsets
-from headrace.errors import BrokerError, Code, ConfigError
+from headrace.errors import (
+    AuthenticationError,
+    BrokerError,
+    Code,
+    ConfigError,
+    TimedOutError,
+    UnsupportedVersionError,
+)
 from headrace.spark import consumer_options
+from headrace.spark.errors import FIRST_CONNECTION_MS_MAX, PlanError, not_connected
 from headrace.spark.offset_specs import OffsetSpec
 from headrace.spark.planning import Offsets, TopicIds
 from headrace.spark.source_options import SourceOptions
@@ -53,7 +62,8 @@ class Lookup:
         self._options = options
         config = consumer_options.resolve(options.kafka)
         self.isolation = Isolation.of(config.of(str, "isolation.level"))
-        self._client = BlockingClient(consumer_options.client_settings(config, options.client_id))
+        settings = consumer_options.client_settings(config, options.client_id)
+        self._client = BlockingClient(replace(settings, first_connection_ms=FIRST_CONNECTION_MS_MAX))
         # Before the first metadata request, so that it includes these topics.
         subscription = options.subscription
         for topic in subscription.topics or {tp.topic for tp in subscription.partitions}:
@@ -173,13 +183,20 @@ class Lookup:
         """Send a request; retry after a retriable error."""
         for _ in range(self._options.fetch_retries):
             try:
-                return request()
+                return self._explained(request)
             except BrokerError as error:
                 if not error.retriable:
                     raise
                 log.info("retrying: %s", error)
             self._pause()
-        return request()
+        return self._explained(request)
+
+    def _explained(self, request: Callable[[], T]) -> T:
+        """Name kafka.bootstrap.servers in the error if there is no connection."""
+        try:
+            return request()
+        except (AuthenticationError, TimedOutError, UnsupportedVersionError) as error:
+            raise PlanError(not_connected(self._options.kafka["bootstrap.servers"], error)) from error
 
     def _pause(self) -> None:
         time.sleep(self._options.fetch_retry_interval_ms / 1000)

@@ -10,9 +10,11 @@ that this module keeps for each run are caches: the state is in the decision top
 
 from __future__ import annotations
 
+import logging
 import operator
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -23,13 +25,14 @@ from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
+from headrace.spark.application_notes import is_noted, note
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported
 from headrace.spark.commit_times import Stopwatch
 from headrace.spark.commit_types import WRITE_PREFIX, Batch
 from headrace.spark.committer import Committer
 from headrace.spark.decisions import Fingerprint
-from headrace.spark.errors import PlanError, SinkError
+from headrace.spark.errors import FIRST_CONNECTION_MS_MAX, MISSING_TOPIC, PlanError, SinkError, not_connected
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
@@ -51,6 +54,8 @@ try:
 except ImportError:  # Spark 4.0 passes the rows of a stream one by one
     DataSourceStreamArrowWriter = None  # type: ignore[assignment,misc]
 
+log = logging.getLogger("headrace.spark")
+
 SESSIONS_MAX = 8
 """Runs for which a committing process keeps connections; beyond that, the least recently used is closed."""
 SESSION_IDLE_SECONDS_MAX = 120.0
@@ -71,43 +76,53 @@ def plan(options: SinkOptions, schema: StructType) -> Limits:
     """
     check_schema(schema, options)
     Failpoints(options.failpoints)
-    key = repr((sorted(options.kafka.items()), options.topic, options.dead_letter_topic, schema.simpleString()))
+    topics = options.topic, options.dead_letter_topic, options.creation
+    key = repr((sorted(options.kafka.items()), topics, schema.simpleString()))
     now = SYSTEM_CLOCK.monotonic_ms()
     limits, until_ms = _limits.get(key, (None, now))
     if limits is None or now >= until_ms:
         if len(_limits) >= CHECKED_MAX:
             _limits.clear()
-        limits = _look_up(options)
+        query = repr((options.kafka["bootstrap.servers"], options.sink_id, options.topic))
+        if (text := options.no_effect_text()) is not None and note(f"{query}: {text}"):
+            log.warning("%s", text)
+        # A broker may restart while a query runs. What has never been connected fails sooner.
+        limits = _look_up(options, None if is_noted(query) else FIRST_CONNECTION_MS_MAX)
+        note(query)
         _limits[key] = limits, now + options.resolved().of(int, "metadata.max.age.ms")
     return limits
 
 
-def _look_up(options: SinkOptions) -> Limits:
+def _look_up(options: SinkOptions, first_connection_ms: float | None) -> Limits:
     topics = [topic for topic in (options.topic, options.dead_letter_topic) if topic is not None]
     config = options.resolved()
     limit = config.of(int, "max.request.size")
-    settings = options.client_settings(min(PLAN_MS_MAX, config.of(int, "max.block.ms")))
+    settings = replace(
+        options.client_settings(min(PLAN_MS_MAX, config.of(int, "max.block.ms"))),
+        first_connection_ms=first_connection_ms,
+    )
     try:
         with BlockingClient(settings) as client:
             if not topics:
                 client.cluster((), client.deadline(), fresh=True)
                 return Limits(limit, {})
-            descriptions = TopicAdmin(client).describe_topics(topics)
+            if options.creation is None:
+                descriptions = TopicAdmin(client).describe_topics(topics)
+            else:
+                descriptions = options.creation.ensure(client, topics)
             _check_may_write(client, topics)
     except PlanError:
         raise
     except BrokerError as error:
-        if error.code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION):
-            raise PlanError(f"{error}: create the topic first, or correct its name ({', '.join(topics)})") from error
+        if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            raise PlanError(f"{error.args[0]} does not exist ({error.name}): {MISSING_TOPIC}") from error
+        if error.code == Code.INVALID_TOPIC_EXCEPTION:
+            raise PlanError(f"{error.args[0]}: invalid name ({error.name}); correct it") from error
         if error.code == Code.TOPIC_AUTHORIZATION_FAILED:
             raise _not_authorized(topics) from error
-        raise
+        raise PlanError(str(error)) from error
     except HeadraceError as error:
-        servers = options.kafka["bootstrap.servers"]
-        raise PlanError(
-            f"no response from kafka.bootstrap.servers={servers!r}: {error}. Check that the broker runs and that this "
-            "is its address"
-        ) from error
+        raise PlanError(not_connected(options.kafka["bootstrap.servers"], error)) from error
     return Limits(limit, {name: len(topic.partitions) for name, topic in descriptions.items()})
 
 

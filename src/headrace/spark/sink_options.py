@@ -9,19 +9,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.client.admin.topics import BROKERS_DEFAULT
 from headrace.client.blocking import ClientSettings
 from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
 from headrace.errors import ConfigError
+from headrace.producer.options import PRODUCER_OPTIONS
+from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader
-from headrace.producer.settings import resolve, sasl_settings, tls_settings
+from headrace.producer.settings import ProducerSettings, resolve, sasl_settings, tls_settings
+from headrace.spark.kafka_options import PREFIX as KAFKA_PREFIX
+from headrace.spark.kafka_options import no_effect_text, refuse_unknown, unknown_names, without_effect
 from headrace.spark.origins import OriginColumns
+from headrace.spark.topic_creation import SETTINGS_PREFIX, TopicCreation
 from headrace.telemetry.sender import check_url
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 FAIL, DEAD_LETTER = "fail", "dead-letter"
 CHECK_FINGERPRINT, CHECK_ROWS, CHECK_NONE = "fingerprint", "rows", "none"
-KAFKA_PREFIX = "kafka."
 DECISION_TOPIC = "headrace-decisions"
 SEPARATOR = "~"
 """Separates the parts of a transactional id. Not allowed in sink.id, so that prefixes of two sinks differ."""
@@ -39,6 +44,7 @@ _SET_BY_SINK = {
 }
 _FOR_DECISIONS = ("sink.id", "write.id", "replay.check")
 _PLUGINS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
+_PRODUCER_PLUGINS = ("metric.reporters", "sasl.login.callback.handler.class")
 
 SINK_OPTIONS = Options(
     Option("topic", "str", None, "The topic to write to. It overrides the column `topic`.", None, "high"),
@@ -110,6 +116,22 @@ SINK_OPTIONS = Options(
     ),
     Option("dead.letter.topic", "str", None, "The topic for bad rows with on.bad.row=dead-letter."),
     Option(
+        "topic.create",
+        "bool",
+        False,
+        "Create missing topics: those of the options topic and dead.letter.topic before the first batch, and those "
+        "that rows name when they are first written to. Options topic.config.* are settings of the new topics, such as "
+        "topic.config.retention.ms.",
+    ),
+    Option("topic.partitions", "int", None, "Partitions of created topics; num.partitions of the brokers.", Between(1)),
+    Option(
+        "topic.replication.factor",
+        "short",
+        None,
+        "Replicas of created topics; default.replication.factor of the brokers.",
+        Between(1),
+    ),
+    Option(
         "view.url",
         "str",
         None,
@@ -148,6 +170,8 @@ class SinkOptions:
     decision_topic: str = DECISION_TOPIC
     on_bad_row: str = FAIL
     dead_letter_topic: str | None = None
+    creation: TopicCreation | None = None
+    """None: missing topics are not created."""
     include_headers: bool = True
     view_url: str | None = None
     view_token: str | None = field(default=None, repr=False)
@@ -157,10 +181,14 @@ class SinkOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         """Check everything that can be checked without a broker."""
-        kafka, own = {}, {}
+        kafka: dict[str, str] = {}
+        own: dict[str, str] = {}
+        topic_configs: dict[str, str] = {}
         for name, value in given.items():
             if name.lower().startswith(KAFKA_PREFIX):
                 kafka[name[len(KAFKA_PREFIX) :].lower()] = value
+            elif name.lower().startswith(SETTINGS_PREFIX):
+                topic_configs[name[len(SETTINGS_PREFIX) :].lower()] = value
             elif name.lower() in SINK_OPTIONS:
                 own[name.lower()] = value
             else:
@@ -180,6 +208,7 @@ class SinkOptions:
             decision_topic=config.of(str, "decision.topic"),
             on_bad_row=config.of(str, "on.bad.row"),
             dead_letter_topic=_text(config, "dead.letter.topic"),
+            creation=_creation(config, topic_configs),
             include_headers=config.of(bool, "includeheaders"),
             view_url=config.optional(str, "view.url") or None,
             view_token=None if token is None else token.reveal(),
@@ -214,6 +243,26 @@ class SinkOptions:
         if self.view_url is not None:
             check_url(self.view_url)
         self.resolved()
+        self._refuse_unknown()
+
+    def _refuse_unknown(self) -> None:
+        """Raise if neither Kafka's clients nor a plug-in have an option."""
+        unknown = unknown_names(self.kafka, PRODUCER_OPTIONS)
+        if unknown and any(name in self.kafka for name in (*_PLUGINS, *_PRODUCER_PLUGINS)):
+            config = self.plugin_config()
+            plugins = PluginLoader(config)
+            try:
+                SendPipeline(ProducerSettings.build(config, plugins), plugins)
+            finally:
+                plugins.close()
+            unknown -= config.used
+        # Reporters are not loaded here: configuring one may open a port.
+        refuse_unknown(unknown, PRODUCER_OPTIONS, similar_only="metric.reporters" in self.kafka)
+
+    def no_effect_text(self) -> str | None:
+        """Return a warning for the `kafka.*` options that are set and have no effect, or None."""
+        config = PRODUCER_OPTIONS.resolve(("argument", self.kafka))
+        return no_effect_text(config, PRODUCER_OPTIONS, without_effect(config.unused, PRODUCER_OPTIONS))
 
     def _check_origins(self, is_stream: bool) -> None:
         if not is_stream:
@@ -239,7 +288,12 @@ class SinkOptions:
 
     def producer_config(self, transactional_id: str | None = None) -> dict[str, object]:
         """Return the options for a producer of this sink, without plug-ins: these run on columns before."""
-        config: dict[str, object] = {name: value for name, value in self.kafka.items() if name not in _PLUGINS}
+        has_plugins = any(name in self.kafka for name in _PRODUCER_PLUGINS)
+        config: dict[str, object] = {
+            name: value
+            for name, value in self._effective().items()
+            if name not in _PLUGINS and (has_plugins or name in PRODUCER_OPTIONS)
+        }
         config.setdefault("client.id", "headrace-spark")
         if self.view_url is not None and "metric.reporters" not in config:
             config |= {"metric.reporters": "view", "view.url": self.view_url}
@@ -252,8 +306,16 @@ class SinkOptions:
         return config
 
     def plugin_config(self) -> Config:
-        """Return all `kafka.*` options, for plug-ins."""
-        return resolve(dict(self.kafka))
+        """Return all `kafka.*` options that have an effect, for plug-ins."""
+        return resolve(self._effective())
+
+    def _effective(self) -> dict[str, object]:
+        """Return `kafka.*` without options that have no effect: otherwise every process would warn of them."""
+        return {
+            name: value
+            for name, value in self.kafka.items()
+            if name not in PRODUCER_OPTIONS or not PRODUCER_OPTIONS[name].no_effect
+        }
 
     def client_settings(self, timeout_ms: float | None = None) -> ClientSettings:
         """Return how to connect to the cluster with a blocking client."""
@@ -268,6 +330,19 @@ class SinkOptions:
             tls=tls_settings(config),
             sasl=sasl_settings(config, PluginLoader(config)),
         )
+
+
+def _creation(config: Config, topic_configs: dict[str, str]) -> TopicCreation | None:
+    if config.of(bool, "topic.create"):
+        return TopicCreation(
+            config.optional(int, "topic.partitions") or BROKERS_DEFAULT,
+            config.optional(int, "topic.replication.factor") or BROKERS_DEFAULT,
+            topic_configs,
+        )
+    settings = [name for name in ("topic.partitions", "topic.replication.factor") if config.given(name)]
+    for name in (*settings, *(SETTINGS_PREFIX + name for name in topic_configs)):
+        raise ConfigError(f"{name} is set, but topic.create is false: set topic.create=true, or leave it out")
+    return None
 
 
 def _check_unknown(name: str) -> None:

@@ -20,6 +20,7 @@ from headrace.client.offsets import EARLIEST, LATEST
 from headrace.config import Between, Config, NotEmpty, OneOf, Option, Options
 from headrace.errors import ConfigError
 from headrace.spark import consumer_options
+from headrace.spark.kafka_options import PREFIX
 from headrace.spark.offset_specs import End, OffsetSpec, Subscription, parse_offsets, parse_subscription
 
 if TYPE_CHECKING:
@@ -283,12 +284,12 @@ def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str
         name = key.lower()
         if name in _KNOWN:
             given[_KNOWN[name]] = value
-        elif name.startswith(consumer_options.PREFIX):
-            kafka[name.removeprefix(consumer_options.PREFIX)] = value
+        elif name.startswith(PREFIX):
+            kafka[name.removeprefix(PREFIX)] = value
         elif near := difflib.get_close_matches(name, _KNOWN, n=1, cutoff=TYPO_SIMILARITY_MIN):
             raise ConfigError(f"there is no option {key!r}; did you mean {_KNOWN[near[0]]!r}?")
         elif name in consumer_options.CONSUMER_OPTIONS:
-            raise ConfigError(f"there is no option {key!r}; did you mean {consumer_options.PREFIX + name!r}?")
+            raise ConfigError(f"there is no option {key!r}; did you mean {PREFIX + name!r}?")
     return given, kafka
 
 

@@ -19,15 +19,16 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from headrace.client.blocking import BlockingClient
 from headrace.config.clock import SYSTEM_CLOCK
-from headrace.errors import BrokerError, Code, HeadraceError
+from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.engine import SendEngine
 from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending
 from headrace.spark.commit_reporter import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
-from headrace.spark.errors import SinkError, not_sent
+from headrace.spark.errors import FencedError, SinkError, not_sent
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.ledger import Ledger, is_fenced
 from headrace.spark.log_setup import log_context
 from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
@@ -160,12 +161,12 @@ class TaskWriter:
         if self._sender is not None:
             return self._sender.count_partitions(topic)
         with worker.producer_of(self._options) as producer:
-            return _Sender(producer, self._task).count_partitions(topic)
+            return _Sender(producer, self._task, self._options).count_partitions(topic)
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[_Sender]:
         with worker.producer_of(self._options) as producer:
-            self._sender = _Sender(producer, self._task)
+            self._sender = _Sender(producer, self._task, self._options)
             try:
                 yield self._sender
             finally:
@@ -213,10 +214,34 @@ class TaskWriter:
                 for sending in rest:
                     sender.send(sending)
                 self._leave_open(sender, identifier)
-            except BaseException:
+            except BaseException as error:
                 worker.abort(sender.producer)
+                if is_fenced(error):
+                    raise self._fenced(identifier) from error
                 raise
         self._failpoints.reach("task.flushed")
+
+    def _fenced(self, identifier: str) -> SinkError:
+        """Return the error of a task whose transaction another client has ended: it names the run that holds the sink.
+
+        A run that takes a sink over ends the open transactions of the runs before it.
+        """
+        task, last = self._task, None
+        with contextlib.suppress(HeadraceError), BlockingClient(self._options.client_settings(PLAN_MS_MAX)) as client:
+            ledger = Ledger(self._options, task.sink, client)
+            ledger.read()
+            last = ledger.holders.last
+        fact = f"{task.name}: transaction {identifier!r} of sink.id {task.sink!r} was ended before the task was done"
+        if last is not None and last.run != task.run:
+            return FencedError(
+                f"{fact}, by another driver or query, which holds the sink now: {last}. If it runs this query after a "
+                "restart, stop this one; if both are meant to run, give each its own sink.id"
+            )
+        timeout_ms = self._options.resolved().of(int, "transaction.timeout.ms")
+        return SinkError(
+            f"{fact}, by its time-out (kafka.transaction.timeout.ms is {timeout_ms}), or by another query with this "
+            "sink.id that has not committed yet: make batches smaller, or give each query its own sink.id"
+        )
 
     def _leave_open(self, sender: _Sender, identifier: str) -> None:
         producer = sender.producer
@@ -243,7 +268,7 @@ def partition_count_above(options: SinkOptions, topic: str, partition: int) -> i
             count = cluster.partition_count(topic)
             if count is None:
                 error = BrokerError(f"topic {topic!r}", code=cluster.errors.get(topic, Code.UNKNOWN_TOPIC_OR_PARTITION))
-                raise SinkError(not_sent(topic, error)) from error
+                raise SinkError(not_sent(topic, error, is_missing=True)) from error
             if count > partition or client.clock.monotonic_ms() >= deadline:
                 return count
             client.poll(UNKNOWN_PARTITION_POLL_MS)
@@ -252,18 +277,21 @@ def partition_count_above(options: SinkOptions, topic: str, partition: int) -> i
 class _Sender:
     """Sends the rows of one task, and collects their offsets."""
 
-    def __init__(self, producer: SendEngine, task: TaskAttempt) -> None:
+    def __init__(self, producer: SendEngine, task: TaskAttempt, options: SinkOptions) -> None:
         self.producer = producer
         self._task = task
+        self._options = options
         self._open: list[tuple[str, ArrowDelivery]] = []
         self._spans: dict[tuple[str, int], list[int]] = {}  # first, last, count
 
     def count_partitions(self, topic: str) -> int:
         with self._explained(topic):
+            self._create_if_missing(topic)
             return len(self.producer.partitions_for(topic))
 
     def send(self, sending: Sending) -> None:
         with self._explained(sending.topic):
+            self._create_if_missing(sending.topic)
             delivery = self.producer.send_arrow(sending.topic, sending.columns)
             if delivery.refusal is not None:
                 raise delivery.refusal
@@ -272,12 +300,22 @@ class _Sender:
             while self._open and self._open[0][1].done():
                 self._collect(*self._open.pop(0))
 
+    def _create_if_missing(self, topic: str) -> None:
+        """Create a topic that a row names, with the option topic.create. Those of options exist since planning."""
+        creation = self._options.creation
+        if creation is None or topic in (self._options.topic, self._options.dead_letter_topic):
+            return
+        if topic not in self.producer.metadata.cluster.topics:
+            with BlockingClient(self._options.client_settings(PLAN_MS_MAX)) as client:
+                creation.ensure(client, [topic])
+
     @contextlib.contextmanager
     def _explained(self, topic: str) -> Iterator[None]:
         try:
             yield
         except HeadraceError as error:
-            raise SinkError(f"{self._task.name}, {not_sent(topic, error)}") from error
+            is_missing = isinstance(error, TimedOutError) and topic not in self.producer.metadata.cluster.topics
+            raise SinkError(f"{self._task.name}, {not_sent(topic, error, is_missing=is_missing)}") from error
 
     def finish(self) -> tuple[Span, ...]:
         """Wait for all deliveries; raise the first error."""

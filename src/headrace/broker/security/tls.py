@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.config import Config, Secret
-from headrace.config.openssl import Pem, load_authorities, load_certificate, openssl_name
+from headrace.config.openssl import NOT_TLS_REASONS, Pem, load_authorities, load_certificate, openssl_name
 from headrace.errors import ConfigError
 
 PROTOCOLS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -56,7 +56,8 @@ class _AlertingSslObject(ssl.SSLObject):
 
     OpenSSL queues an alert, but asyncio closes the connection without sending it: a client with a rejected certificate
     would not learn why and retry forever. asyncio does flush pending output when the handshake wants to read, so the
-    first failure pretends that; the handshake fails for good with the next input, EOF or timeout.
+    first failure pretends that; the handshake fails for good with the next input, EOF or timeout. A peer that does not
+    use TLS gets no alert: the connection is closed at once.
     """
 
     _has_failed = False
@@ -67,7 +68,7 @@ class _AlertingSslObject(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            if self._has_failed:
+            if self._has_failed or error.reason in NOT_TLS_REASONS:
                 raise
             self._has_failed = True
             raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "sending an alert") from error
