@@ -77,12 +77,12 @@ def handle_list_transactions(broker: Broker, context: Context, request: ListTran
     """Return the transactional ids, filtered by state, producer id, duration (v1+) or pattern (v2+)."""
     unknown = [name for name in request.state_filters if name not in BY_LABEL]
     allows, session = broker.authorizer.allows, context.session
-    now_ms = broker.clock.time_ms()
+    producer_ids, now_ms = frozenset(request.producer_id_filters), broker.clock.time_ms()
     try:
         transactions = [
             transaction
             for transaction in broker.transactions.transactions()
-            if _matches_filters(transaction, request, now_ms)
+            if _matches_filters(transaction, request, producer_ids, now_ms)
             and allows(session, Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, transaction.transactional_id)
         ]
         if request.transactional_id_pattern:
@@ -100,10 +100,12 @@ def handle_list_transactions(broker: Broker, context: Context, request: ListTran
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=states)
 
 
-def _matches_filters(transaction: Transaction, request: ListTransactionsRequest, now_ms: int) -> bool:
+def _matches_filters(
+    transaction: Transaction, request: ListTransactionsRequest, producer_ids: frozenset[int], now_ms: int
+) -> bool:
     return (
         (not request.state_filters or transaction.state.label in request.state_filters)
-        and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
+        and (not producer_ids or transaction.producer_id in producer_ids)
         and (request.duration_filter < 0 or now_ms - transaction.started_ms > request.duration_filter)
     )
 

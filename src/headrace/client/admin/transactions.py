@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ TRANSACTION_MS_MAX = 15 * 60 * 1000
 """The default of transaction.max.timeout.ms on brokers."""
 FENCE_TIMEOUT_MS = 60_000
 NONE_OPEN = -1
+PATTERN_VERSION = 2
+"""The version of ListTransactions in which brokers filter by transactional id (KIP-1152)."""
 UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """The states of a transaction that is open or completing."""
 
@@ -75,16 +78,34 @@ class TransactionAdmin(Admin):
     """Transactions."""
 
     def list_transactions(
-        self, states: Iterable[str] = (), producer_ids: Iterable[int] = ()
+        self, states: Iterable[str] = (), producer_ids: Iterable[int] = (), id_prefix: str = ""
     ) -> list[TransactionListing]:
-        """Return the transactional ids of all coordinators, sorted."""
-        message = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
-        responses = self.request_all_brokers(message, codes=lambda response: [response.error_code])
+        """Return the transactional ids of all coordinators that have this prefix, sorted.
+
+        Brokers before 4.1 cannot filter by id (KIP-1152): they return all ids.
+        """
+        state_filters, producer_id_filters = list(states), list(producer_ids)
+
+        def build(version: int) -> ListTransactionsRequest:
+            has_pattern = bool(id_prefix) and version >= PATTERN_VERSION
+            return ListTransactionsRequest(
+                state_filters=state_filters,
+                producer_id_filters=producer_id_filters,
+                transactional_id_pattern=re.escape(id_prefix) + ".*" if has_pattern else None,
+            )
+
+        responses = self.request_all_brokers(
+            build,
+            versions=(0, PATTERN_VERSION),
+            codes=lambda response: [response.error_code],
+            api_key=ListTransactionsRequest.api_key,
+        )
         raise_failures(Failure("the transactions of a broker", response.error_code) for response in responses)
         listings = (
             TransactionListing(t.transactional_id, t.producer_id, t.transaction_state)
             for response in responses
             for t in response.transaction_states
+            if t.transactional_id.startswith(id_prefix)
         )
         return sorted(listings, key=lambda transaction: transaction.transactional_id)
 
