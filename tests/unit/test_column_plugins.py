@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from headrace.spark.columns import ColumnPlan, Limits
 from headrace.spark.plugin_columns import column_method
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
+from tests.support.allocations import PeakBlocks
 
 pytestmark = [pytest.mark.both_kernels, pytest.mark.behaviour("S04")]
 
@@ -198,27 +198,14 @@ def test_the_headers_of_rows_count_as_bytes(rows, start):
 
 
 def python_blocks(plugins: Mapping[str, object], columns: Mapping[str, pa.Array]) -> int:
-    """Return how many memory blocks Python had at most, at any call, to prepare these rows.
-
-    Those of the Python kernel, which works row by row, do not count.
-    """
+    """Return how many memory blocks Python needed at most, at any call, to prepare these rows."""
     made = plan(plugins, delivery="at-least-once")
     batch = pa.RecordBatch.from_pydict(columns)
     list(made.prepare(batch.slice(0, 10)))  # the first time modules are imported
-    highest = start = sys.getallocatedblocks()
-
-    def note(frame, event, argument):
-        nonlocal highest
-        if "/wire/_reference/" not in frame.f_code.co_filename:
-            highest = max(highest, sys.getallocatedblocks())
-
-    sys.setprofile(note)
-    try:
+    with PeakBlocks() as blocks:
         rows = sum(sent.num_rows for _, sent in made.prepare(batch))
-    finally:
-        sys.setprofile(None)
     assert rows == batch.num_rows
-    return highest - start
+    return blocks.count
 
 
 NUMBERS = pa.array(range(ROWS), pa.int64())
