@@ -68,7 +68,7 @@ def test_a_decided_transaction_that_was_aborted_is_written_again_once(rig):
 
 
 @pytest.mark.parametrize("step", ["decide__begin", "decide__written", "decide__done", "end__between", "end__done"])
-def test_a_driver_that_dies_with_a_decision_in_parts_is_continued_by_the_next(rig, monkeypatch, step):
+def test_a_driver_that_dies_with_a_decision_in_parts_is_continued_by_the_next(rig: SinkRig, monkeypatch, step):
     monkeypatch.setattr(decisions, "RECORD_BYTES_MAX", 100)
 
     def die() -> None:

@@ -58,7 +58,7 @@ def raw_transactions(rig: SinkRig, count: int) -> list[TaskTransaction]:
             raw.init()
             assert raw.write(0, f"a{number}".encode()).error_code == 0
             spans = (Span(rig.topic, 0, number, number, 1),)
-            transactions.append(TaskTransaction(raw.transactional_id, raw.producer_id, raw.epoch, True, spans))
+            transactions.append(TaskTransaction(f"{name}-{number}", raw.producer_id, raw.epoch, True, spans))
     return transactions
 
 
@@ -212,6 +212,26 @@ def test_a_fenced_id_has_nothing_open_and_refuses_a_late_write(rig, broker):
         assert rig.transactions.open_ids(name) == []
         assert late.write(1, b"a2").error_code != 0
     assert rig.rows() == []
+
+
+@pytest.mark.parametrize("error", ["CONCURRENT_TRANSACTIONS", "NOT_COORDINATOR"])
+def test_many_ids_are_fenced_at_once(rig, broker, error):
+    """As the leftovers of a driver that was killed. Kafka responds CONCURRENT_TRANSACTIONS until it has aborted one."""
+    transactions = raw_transactions(rig, MANY)
+    ids = [task.id for task in transactions]
+    with broker.faults.inject(api="InitProducerId", error=error, count=MANY) as fault:
+        rig.transactions.fence(ids)
+        assert fault.hits == MANY
+    states = rig.transactions.describe(ids)
+    assert not any(states[task.id].is_of(task) for task in transactions)
+    assert rig.rows() == []
+
+
+def test_a_refused_fence_is_named(rig, broker):
+    ids = [task.id for task in raw_transactions(rig, 2)]
+    denied = broker.faults.inject(api="InitProducerId", error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED", count=1)
+    with denied, pytest.raises(HeadraceError, match=f"transactional id '{ids[0]}'"):
+        rig.transactions.fence(ids)
 
 
 # -- writing again -------------------------------------------------------------------------------

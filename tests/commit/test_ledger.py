@@ -271,7 +271,8 @@ def large_decision(rig: SinkRig, batch: int = 0, tasks: int = TASKS) -> Decision
 
 def part_values(rig: SinkRig) -> list[bytes | None]:
     """The last value of each part in the topic, None for a tombstone."""
-    last = {key: value for key, value in committed(rig.broker.bootstrap, rig.decision_topic)[0] if b'"part"' in key}
+    records = committed(rig.broker.bootstrap, rig.decision_topic)[0]
+    last = {key: value for key, value in records if key is not None and b'"part"' in key}
     return [*last.values()]
 
 

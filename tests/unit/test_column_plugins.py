@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import pytest
@@ -21,7 +21,7 @@ from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
 from tests.support.allocations import PeakBlocks
 
-pytestmark = [pytest.mark.both_kernels, pytest.mark.behaviour("S04")]
+pytestmark = pytest.mark.both_kernels
 
 ROWS = 100_000
 PARTITIONS = 7
@@ -38,7 +38,7 @@ class RowsOnly(Serializer):
     """A built-in serializer without its method for columns."""
 
     def __init__(self, name: str) -> None:
-        self._inner = serializers.KIND.known[name]()
+        self._inner: Serializer = getattr(serializers, f"{name.capitalize()}Serializer")()
 
     def configure(self, config, is_key):
         self._inner.configure(config, is_key)
@@ -101,6 +101,7 @@ LENIENT = {("bytes", "string"), ("bytes", "large_string"), ("str", "binary")}
 """Text and bytes may be in the same column types in Arrow; row by row, these serializers accept one of them."""
 
 
+@pytest.mark.behaviour("S04")
 @pytest.mark.parametrize("name", SERIALIZERS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), role=st.sampled_from(["key", "value"]))
@@ -121,20 +122,23 @@ def test_text_is_encoded_as_configured(encoding, column):
     assert by_column == prepared(plan({"value.serializer": RowsOnly("str")}, **given), {"value": column})
 
 
+PARTITIONERS: dict[str, Callable[[random.Random], Partitioner]] = {
+    "default-2.4": partitioners.DefaultPartitioner24,
+    "uniform-sticky": partitioners.UniformStickyPartitioner,
+    "round-robin": lambda _: partitioners.RoundRobinPartitioner(),
+    "key-hash-round-robin": partitioners.KeyHashRoundRobinPartitioner,
+}
 KEYS = st.lists(st.none() | st.binary(max_size=4), min_size=1, max_size=20)
 PARTITION_COLUMN = st.none() | st.integers(0, PARTITIONS - 1)
 
 
-@pytest.mark.parametrize("name", [name for name in partitioners.KIND.known if "." not in name or name == "default-2.4"])
+@pytest.mark.behaviour("S04")
+@pytest.mark.parametrize("name", PARTITIONERS)
 @settings(max_examples=40, deadline=None)
 @given(batches=st.lists(KEYS, min_size=1, max_size=4), data=st.data())
 def test_partitions_of_columns_are_those_of_their_rows(name, batches, data):
     seed, has_keys = data.draw(st.integers(0, 99)), data.draw(st.booleans())
-    cls = partitioners.KIND.known[name]
-    first, second = (
-        cls() if cls is partitioners.RoundRobinPartitioner else cls(random.Random(seed))  # type: ignore[call-arg]
-        for _ in range(2)
-    )
+    first, second = (PARTITIONERS[name](random.Random(seed)) for _ in range(2))
     by_column, by_row = plan({"partitioner.class": first}), plan({"partitioner.class": PartitionRowsOnly(second)})
     for keys in batches:
         columns = {"value": pa.array([b"v"] * len(keys))}
@@ -212,6 +216,7 @@ NUMBERS = pa.array(range(ROWS), pa.int64())
 BLOCKS_MAX = ROWS // 50
 
 
+@pytest.mark.behaviour("S04")
 @pytest.mark.parametrize("name", ["long", "int", "double", "float", "json", "str", "bytes", "bool", "short", "none"])
 def test_serializers_create_no_object_for_each_row(name):
     columns = {"str": NUMBERS.cast(pa.string()), "bytes": NUMBERS.cast(pa.string()), "none": pa.nulls(ROWS)}
@@ -221,7 +226,8 @@ def test_serializers_create_no_object_for_each_row(name):
     assert python_blocks({"value.serializer": name}, {"value": column, "key": NUMBERS.cast(pa.string())}) < BLOCKS_MAX
 
 
-@pytest.mark.parametrize("name", ["default-2.4", "uniform-sticky", "round-robin", "key-hash-round-robin"])
+@pytest.mark.behaviour("S04")
+@pytest.mark.parametrize("name", PARTITIONERS)
 @pytest.mark.parametrize("keys", ["none", "some", "all"])
 def test_partitioners_create_no_object_for_each_row(name, keys):
     text = NUMBERS.cast(pa.string())
@@ -231,6 +237,7 @@ def test_partitioners_create_no_object_for_each_row(name, keys):
     assert python_blocks({"partitioner.class": name}, columns) < BLOCKS_MAX
 
 
+@pytest.mark.behaviour("S04")
 def test_headers_create_no_object_for_each_row():
     headers = pa.array([[{"key": "h", "value": b"1"}]] * ROWS, HEADERS_TYPE)
     blocks = python_blocks({"value.serializer": "long"}, {"value": NUMBERS, "headers": headers})

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -148,7 +148,7 @@ class Decision:
     def key(self) -> bytes:
         return decision_key(self.sink, self.query)
 
-    def records(self) -> Records:
+    def records(self) -> dict[bytes, bytes]:
         """Return the records that are this decision: one, or if that would be too large, its parts and one more."""
         data, bytes_max = self.encode(), RECORD_BYTES_MAX
         part_count = 1
@@ -160,7 +160,7 @@ class Decision:
                 for start in range(0, len(self.transactions), step)
             ]
             if max(map(len, parts)) <= bytes_max or step == 1:
-                records: Records = {part_key(self.key, index): part for index, part in enumerate(parts)}
+                records = {part_key(self.key, index): part for index, part in enumerate(parts)}
                 return {**records, self.key: self.encode(len(parts))}
         return {self.key: data}
 
@@ -251,7 +251,7 @@ def is_part_of(key: bytes, decision: bytes) -> bool:
     return index is not None and key == part_key(decision, index)
 
 
-def parts_of(key: bytes, records: Records) -> list[bytes]:
+def parts_of(key: bytes, records: Mapping[bytes, bytes | None]) -> list[bytes]:
     """Return the parts that records have of the decision with this key, in order."""
     parts: list[bytes] = []
     while (value := records.get(part_key(key, len(parts)))) is not None:

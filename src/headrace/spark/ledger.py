@@ -165,7 +165,7 @@ class Ledger:
 
         NotDecidedError: nothing was committed. FencedError, InDoubtError: only the log shows whether it was.
         """
-        records: Records = {decision.key: None} if as_tombstone else decision.records()
+        records: Records = {decision.key: None} if as_tombstone else {**decision.records()}
         records |= self._log.unused_parts(decision, records)
         sends = (partial(self._send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
         self._write_records(records, sends, on_rows, on_written)
