@@ -78,8 +78,9 @@ def test_many_transactions_are_committed_while_connections_are_lost(rig, broker)
     assert sorted(rig.rows()) == sorted(f"a{number}" for number in range(MANY))
 
 
-def test_coordinators_are_looked_up_once_for_all_requests_about_an_id(rig, broker):
-    transactions = [rig.transaction([name]) for name in ("a1", "a2", "a3")]
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_coordinators_are_looked_up_once_for_all_requests_about_an_id(rig, broker, count):
+    transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
     ids = [task.id for task in transactions]
     client_id = unique("looking-up")
     with BlockingClient(rig.options(kafka__client__id=client_id).client_settings()) as client:

@@ -146,7 +146,8 @@ class Transactions:
         """Return the states of transactional ids; None if brokers are too old (before 3.0)."""
         all_ids = list(ids)
         by_node: defaultdict[int, list[str]] = defaultdict(list)
-        for transactional_id, node_id in self._coordinators(all_ids).items():
+        nodes = self._coordinators(all_ids)
+        for transactional_id, node_id in nodes.items():
             by_node[node_id].append(transactional_id)
         requests = [
             NodeRequest(
@@ -164,7 +165,8 @@ class Transactions:
                     _add_states(states, pending.result())
             for transactional_id in all_ids:
                 if transactional_id not in states:
-                    self._client.forget_coordinators(_TRANSACTION, [transactional_id])
+                    if transactional_id in nodes:
+                        self._client.forget_coordinators(_TRANSACTION, [transactional_id])
                     _add_states(states, self._describe(transactional_id))
         except UnsupportedVersionError:
             return None
@@ -218,7 +220,7 @@ class Transactions:
 
     def _coordinators(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the coordinators of ids, as far as they are known; the others are looked up when needed."""
-        return self._client.find_coordinators(_TRANSACTION, ids) if len(ids) > 1 else {}
+        return self._client.find_coordinators(_TRANSACTION, ids)
 
 
 def _code(pending: Pending[EndTxnResponse]) -> int:
