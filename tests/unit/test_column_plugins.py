@@ -143,7 +143,8 @@ def test_partitions_of_columns_are_those_of_their_rows(name, batches, data):
     for keys in batches:
         columns = {"value": pa.array([b"v"] * len(keys))}
         if has_keys:
-            columns["key"] = pa.array(keys, pa.binary())
+            texts = [None if key is None else key.decode("latin-1") for key in keys]
+            columns["key"] = data.draw(st.sampled_from([pa.array(keys, pa.binary()), pa.array(texts, pa.string())]))
         if data.draw(st.booleans()):
             explicit = data.draw(st.lists(PARTITION_COLUMN, min_size=len(keys), max_size=len(keys)))
             columns["partition"] = pa.array(explicit, pa.int32())

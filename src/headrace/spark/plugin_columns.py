@@ -105,9 +105,12 @@ class PluginColumns:
             view = _Partitions(count)
             rows = len(columns["value"])
             nulls: list[Any] = [None] * rows
+            serialized: Columns = {
+                role: columns[role].cast(pa.binary()) for role in ("key", "value") if role in columns
+            }
             lists = [
                 values[role].to_pylist() if role in values else nulls
-                for role, values in (("key", before), ("key", columns), ("value", before), ("value", columns))
+                for role, values in (("key", before), ("key", serialized), ("value", before), ("value", serialized))
             ]
             chosen = pa.array(
                 [
