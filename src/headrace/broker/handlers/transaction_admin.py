@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,10 @@ from headrace.wire.api.transaction_admin import (
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+
+_PREFIX_PATTERN = re.compile(r"((?:[^\\.+*?()|\[\]{}^$]|\\[!-/:-@\[-^`{-~])*)\.\*")
+"""A prefix and `.*`: characters that have no meaning in RE2, or escaped punctuation."""
+_ESCAPED = re.compile(r"\\(.)")
 
 # -- DescribeTransactions ------------------------------------------------------------------------
 
@@ -114,8 +119,17 @@ def _matching_pattern(transactions: Sequence[Transaction], pattern: str) -> list
     """Return the transactions whose whole id matches the pattern.
 
     The protocol prescribes RE2 patterns. RE2 also runs in linear time: with Python's `re` a client could block the
-    event loop. pyarrow has it, and is imported here to keep it out of the broker's start-up.
+    event loop. pyarrow has it, and is imported here to keep it out of the broker's start-up. The pattern of a prefix,
+    which Spark sinks send, needs neither.
     """
+    prefix = _PREFIX_PATTERN.fullmatch(pattern)
+    if prefix is not None:
+        start = _ESCAPED.sub(r"\1", prefix[1])
+        return [
+            transaction
+            for transaction in transactions
+            if transaction.transactional_id.startswith(start) and "\n" not in transaction.transactional_id[len(start) :]
+        ]
     import pyarrow as pa
     from pyarrow import compute
 
