@@ -1,4 +1,4 @@
-"""What tests need and no repository holds: fetched or built once into a folder that git ignores."""
+"""Programs that tests need: downloaded or built once, into a folder that git ignores."""
 
 from __future__ import annotations
 

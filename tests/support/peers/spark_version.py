@@ -17,7 +17,7 @@ SMOKE_SECONDS_MAX = 240
 
 
 def environment(version: str) -> Path:
-    """With this Spark and what headrace needs, but without headrace: that is what is tested."""
+    """An environment with this Spark and the dependencies of headrace, but without headrace, which the test adds."""
     fetched.require("java", purpose="tests with Spark")
     return fetched.fetched(folder_name(version), lambda folder: _install(folder, version))
 
