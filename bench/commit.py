@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.client.blocking import BlockingClient
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.producer.engine import SendEngine
 from headrace.producer.settings import resolve
 from headrace.spark import worker

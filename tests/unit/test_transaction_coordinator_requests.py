@@ -323,7 +323,7 @@ def test_the_pattern_of_a_prefix_matches_as_any_other_pattern(names: set[str], p
             await desk.init(name)
         pattern = re.escape(prefix) + ".*"
         first, second = [
-            (await desk.ask(ListTransactionsRequest(transactional_id_pattern=each), 2)).transaction_states
+            (await desk.send_request(ListTransactionsRequest(transactional_id_pattern=each), 2)).transaction_states
             for each in (pattern, f"(?:{pattern})")
         ]
         assert first == second
