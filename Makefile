@@ -15,13 +15,13 @@ SPARK := tests/spark tests/docs
 LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
-	bench-wire bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
+	bench-wire bench-producer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
 	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
-	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-spark |" \
+	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
@@ -135,6 +135,10 @@ bench-legacy: .venv/.ready .venv/.kernel
 
 bench-spark: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.spark
+
+# What a commit costs with 10 to 2,000 task transactions, on Apache Kafka and on ours.
+bench-commit: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.commit
 
 bench-spark-long: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.spark_long

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.errors import HeadraceError
+from headrace.spark import decisions
 from headrace.spark.commit_types import Batch
 from headrace.spark.decisions import TaskTransaction
 from headrace.spark.errors import FencedError, NotDecidedError
+from headrace.spark.failpoints import FailpointError
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.transactions import ONGOING
@@ -62,6 +65,24 @@ def test_a_decided_transaction_that_was_aborted_is_written_again_once(rig):
     decision = rig.ledger().read()[QUERY]
     assert decision.is_finished
     assert decision.redone == {report.transaction.id}
+
+
+@pytest.mark.parametrize("step", ["decide__begin", "decide__written", "decide__done", "end__between", "end__done"])
+def test_a_driver_that_dies_with_a_decision_in_parts_is_continued_by_the_next(rig: SinkRig, monkeypatch, step):
+    monkeypatch.setattr(decisions, "RECORD_BYTES_MAX", 100)
+
+    def die() -> None:
+        raise FailpointError("on purpose")
+
+    def batch(run: str) -> Batch:
+        return rig.batch(0, *(rig.task([f"a{number}"], run=run) for number in range(5)))
+
+    with pytest.raises(HeadraceError, match="on purpose"):
+        rig.driver("run-1", Steps(**{step: die})).commit(batch("run-1"))
+    rig.driver("run-2").commit(batch("run-2"))
+    assert sorted(rig.rows()) == [f"a{number}" for number in range(5)]
+    assert not open_ids(rig)
+    assert rig.ledger().read()[QUERY].is_finished
 
 
 def test_a_redo_reads_the_decisions_of_other_drivers_first(rig):

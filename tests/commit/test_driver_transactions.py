@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
+from headrace.client import parallel
 from headrace.client.admin import AdminClient
+from headrace.client.blocking import BlockingClient
 from headrace.errors import HeadraceError
 from headrace.spark import transactions
 from headrace.spark.decisions import Span, TaskTransaction
 from headrace.spark.errors import LostError, SinkError
-from headrace.spark.transactions import EndTxnResult, Outcome
+from headrace.spark.transactions import EndTxnResult, Outcome, Transactions
 from headrace.types import TopicPartition
 from tests.support.peers.connection import Connection
 from tests.support.raw_producer import RawProducer
@@ -44,6 +47,71 @@ def test_transactions_are_committed_from_another_connection(rig, count):
     assert sorted(rig.rows()) == [f"a{number}" for number in range(count)]
 
 
+MANY = 3 * parallel.LANE_REQUESTS_MIN
+
+
+def raw_transactions(rig: SinkRig, count: int) -> list[TaskTransaction]:
+    """Open transactions, prepared by raw requests."""
+    name, transactions = unique("many"), []
+    with Connection(rig.broker.bootstrap) as connection:
+        for number in range(count):
+            raw = RawProducer(connection, rig.topic, f"{name}-{number}")
+            raw.init()
+            assert raw.write(0, f"a{number}".encode()).error_code == 0
+            spans = (Span(rig.topic, 0, number, number, 1),)
+            transactions.append(TaskTransaction(f"{name}-{number}", raw.producer_id, raw.epoch, True, spans))
+    return transactions
+
+
+def test_many_transactions_are_committed_over_several_connections(rig):
+    few, many = raw_transactions(rig, 2), raw_transactions(rig, MANY)
+    end(rig, *few)
+    connections = rig.client.network.connection_count()
+    assert end(rig, *many) == [EndTxnResult.DONE] * MANY
+    assert rig.client.network.connection_count() > connections
+
+
+def test_many_transactions_are_committed_while_connections_are_lost(rig, broker):
+    transactions = raw_transactions(rig, MANY)
+    with broker.faults.inject(api="EndTxn", close=True, when="after", count=5) as fault:
+        assert end(rig, *transactions) == [EndTxnResult.DONE] * MANY
+        assert fault.hits == 5
+    assert sorted(rig.rows()) == sorted(f"a{number}" for number in range(MANY))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_coordinators_are_looked_up_once_for_all_requests_about_an_id(rig, broker, count):
+    transactions = [rig.transaction([f"a{number}"]) for number in range(count)]
+    ids = [task.id for task in transactions]
+    client_id = unique("looking-up")
+    with BlockingClient(rig.options(kafka__client__id=client_id).client_settings()) as client:
+        own = Transactions(client)
+        with broker.faults.inject(api="FindCoordinator", client_id=client_id, delay_ms=1) as lookups:
+            own.describe(ids)
+            own.open_longer_than(0, transactions)
+            own.end(transactions, committed=True)
+            assert lookups.hits == 1
+
+
+def test_a_coordinator_that_has_moved_is_looked_up_again(rig, broker):
+    transactions = [rig.transaction([name]) for name in ("a1", "a2", "a3")]
+    rig.transactions.describe([task.id for task in transactions])
+    with contextlib.ExitStack() as stack:
+        faults = []
+
+        def move() -> None:  # after the first is ended: the others are ended together
+            fault = broker.faults.inject(api="EndTxn", error="NOT_COORDINATOR", count=2)
+            faults.append(stack.enter_context(fault))
+
+        results = rig.transactions.end(transactions, committed=True, between=move)
+        assert set(results.values()) == {EndTxnResult.DONE}
+        assert faults[0].hits == 2
+    assert sorted(rig.rows()) == ["a1", "a2", "a3"]
+    with broker.faults.inject(api="DescribeTransactions", error="NOT_COORDINATOR", count=1) as fault:
+        assert len(rig.transactions.describe([task.id for task in transactions])) == 3
+        assert fault.hits == 1
+
+
 def test_aborted_transactions_are_never_visible(rig):
     transactions = [rig.transaction([name]) for name in ("a1", "a2")]
     assert end(rig, *transactions, committed=False) == [EndTxnResult.DONE] * 2
@@ -70,7 +138,7 @@ def test_the_first_of_several_is_ended_before_the_rest(rig):
     transactions = [rig.transaction([name]) for name in ("a1", "a2", "a3")]
     seen = []
     rig.transactions.end(transactions, committed=True, between=lambda: seen.append(rig.transactions.open_ids(rig.sink)))
-    assert seen == [[task.id for task in transactions[1:]]]
+    assert seen == [sorted(task.id for task in transactions[1:])]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -123,6 +191,17 @@ def test_open_ids_are_those_of_the_prefix(rig):
     assert rig.transactions.open_ids(unique("other")) == []
 
 
+def test_a_prefix_of_open_ids_is_not_a_pattern(rig, broker):
+    name = unique("a.b+c(")
+    with Connection(broker.bootstrap) as connection:
+        for transactional_id in (f"{name}~1", name.replace(".", "x") + "~1"):
+            raw = RawProducer(connection, rig.topic, transactional_id)
+            raw.init()
+            assert raw.write(0, b"a1").error_code == 0
+    assert rig.transactions.open_ids(f"{name}~") == [f"{name}~1"]
+    rig.transactions.fence([f"{name}~1", name.replace(".", "x") + "~1"])
+
+
 def test_the_age_of_a_transaction_comes_from_its_coordinator(rig):
     transaction, ended = rig.transaction(["a1"]), rig.transaction(["a2"])
     end(rig, ended)
@@ -143,6 +222,26 @@ def test_a_fenced_id_has_nothing_open_and_refuses_a_late_write(rig, broker):
         assert rig.transactions.open_ids(name) == []
         assert late.write(1, b"a2").error_code != 0
     assert rig.rows() == []
+
+
+@pytest.mark.parametrize("error", ["CONCURRENT_TRANSACTIONS", "NOT_COORDINATOR"])
+def test_many_ids_are_fenced_at_once(rig, broker, error):
+    """As the leftovers of a driver that was killed. Kafka responds CONCURRENT_TRANSACTIONS until it has aborted one."""
+    transactions = raw_transactions(rig, MANY)
+    ids = [task.id for task in transactions]
+    with broker.faults.inject(api="InitProducerId", error=error, count=MANY) as fault:
+        rig.transactions.fence(ids)
+        assert fault.hits == MANY
+    states = rig.transactions.describe(ids)
+    assert not any(states[task.id].is_of(task) for task in transactions)
+    assert rig.rows() == []
+
+
+def test_a_refused_fence_is_named(rig, broker):
+    ids = [task.id for task in raw_transactions(rig, 2)]
+    denied = broker.faults.inject(api="InitProducerId", error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED", count=1)
+    with denied, pytest.raises(HeadraceError, match=f"transactional id '{ids[0]}'"):
+        rig.transactions.fence(ids)
 
 
 # -- writing again -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,9 @@ import pytest
 from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.errors import ConfigError
 from headrace.producer.producer import Producer
-from headrace.spark import decisions, ledger
-from headrace.spark.decisions import Decision, DecisionLog
+from headrace.spark import decision_log, ledger
+from headrace.spark.decision_log import DecisionLog
+from headrace.spark.decisions import Decision, Span, TaskTransaction
 from headrace.spark.errors import FencedError, InDoubtError, NotDecidedError, SinkError
 from headrace.spark.failpoints import FailpointError
 from tests.support.crashes import committed
@@ -21,6 +23,8 @@ from tests.support.topics import unique
 from tests.support.waiting import eventually
 
 SECONDS_MAX = 30
+BROKER_RECORD_BYTES_MAX = 1_048_588
+"""Kafka's default of max.message.bytes."""
 SHORT_MS = "1000"
 SENDS_MAX = 1000
 POLLS_MIN = 5
@@ -199,7 +203,7 @@ def open_foreign_transaction(rig: SinkRig) -> Producer:
 
 def test_a_hung_transaction_of_another_sink_does_not_delay_a_read(rig, monkeypatch):
     """Decisions behind it are read all the same, and those that were aborted are not."""
-    monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 0)
+    monkeypatch.setattr(decision_log, "SETTLE_MS_MAX", 0)
     own, known = rig.ledger(), rig.ledger()
     own.open()
     own.write(rig.decision(6))
@@ -219,7 +223,7 @@ def test_a_hung_transaction_of_another_sink_does_not_delay_a_read(rig, monkeypat
 
 def test_a_transaction_behind_an_open_one_is_read_with_its_outcome(rig, monkeypatch):
     """Its record is below the last stable offset, and its marker above."""
-    monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 0)
+    monkeypatch.setattr(decision_log, "SETTLE_MS_MAX", 0)
     rig.ledger().open()
     keep = send_openly(rig, unique("own"), rig.decision(1, query="kept").key, rig.decision(1, query="kept").encode())
     drop = send_openly(rig, unique("own"), rig.decision(1, query="dropped").key, rig.decision(1).encode())
@@ -245,11 +249,86 @@ def test_a_read_waits_for_the_transaction_of_its_sink(rig, broker, is_committed)
 
 
 def test_a_read_gives_up_on_a_transaction_of_its_sink_that_stays_open(rig, monkeypatch):
-    monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 100)
+    monkeypatch.setattr(decision_log, "SETTLE_MS_MAX", 100)
     rig.ledger().open()
     send_openly(rig, unique("own"), rig.decision(7).key, rig.decision(7).encode())
     with pytest.raises(SinkError, match=rf"a transaction of sink.id '{rig.sink}' has been open .* before offset 1 "):
         rig.ledger().read()
+
+
+# -- decisions in parts --------------------------------------------------------------------------
+
+TASKS = 40
+
+
+def large_decision(rig: SinkRig, batch: int = 0, tasks: int = TASKS) -> Decision:
+    """A decision that is too large for a record of the default size of topics: offsets are not repetitive."""
+    digits = random.Random(batch)
+    spans = [Span("topic", number, digits.randrange(1 << 60), digits.randrange(1 << 60), 9) for number in range(1500)]
+    transactions = [TaskTransaction(f"{rig.sink}~run~worker~{task}", 7, 0, True, tuple(spans)) for task in range(tasks)]
+    return rig.decision(batch, *transactions)
+
+
+def part_values(rig: SinkRig) -> list[bytes | None]:
+    """The last value of each part in the topic, None for a tombstone."""
+    records = committed(rig.broker.bootstrap, rig.decision_topic)[0]
+    last = {key: value for key, value in records if key is not None and b'"part"' in key}
+    return [*last.values()]
+
+
+@pytest.fixture
+def small_topic(rig, broker) -> None:
+    """A decision topic that somebody has created without max.message.bytes."""
+    broker.create_topic(rig.decision_topic, 1, {"cleanup.policy": "compact"})
+
+
+@pytest.mark.usefixtures("small_topic")
+def test_a_decision_that_is_too_large_for_a_record_is_read_whole(rig):
+    own, known, large = rig.ledger(), rig.ledger(), large_decision(rig)
+    own.open()
+    own.write(large, rows_of(rig, "a1"))
+    assert len(large.encode()) > BROKER_RECORD_BYTES_MAX
+    assert known.read() == rig.ledger().read() == {QUERY: large}
+    assert rig.rows() == ["a1"]
+
+
+@pytest.mark.usefixtures("small_topic")
+def test_the_parts_of_a_decision_are_erased_when_it_is_finished_by_any_process(rig):
+    own, other, large = rig.ledger(), rig.ledger(), large_decision(rig)
+    own.open()
+    own.write(large)
+    assert None not in part_values(rig)
+    other.open()
+    other.write(other.read()[QUERY].finished())
+    assert set(part_values(rig)) == {None}
+    assert own.read() == rig.ledger().read() == {QUERY: large.finished()}
+    end = len(committed(rig.broker.bootstrap, rig.decision_topic)[0])
+    other.write(rig.decision(1))
+    assert len(committed(rig.broker.bootstrap, rig.decision_topic)[0]) == end + 1, "the parts are erased once"
+
+
+@pytest.mark.usefixtures("small_topic")
+def test_a_decision_in_parts_that_is_not_committed_leaves_the_one_before_it_as_it_was(rig):
+    own, first, second = rig.ledger(), large_decision(rig, 0), large_decision(rig, 1, TASKS // 2)
+    own.open()
+    own.write(first)
+    with pytest.raises(FailpointError):
+        own.write(second, on_written=fail)
+    assert own.read() == rig.ledger().read() == {QUERY: first}
+    own.write(second)
+    assert own.read() == rig.ledger().read() == {QUERY: second}
+    assert None in part_values(rig), "the second has fewer parts"
+    own.write(second, as_tombstone=True)
+    assert own.read() == rig.ledger().read() == {}
+
+
+@pytest.mark.usefixtures("small_topic")
+def test_a_decision_in_parts_is_read_behind_an_open_transaction_of_another_sink(rig):
+    own, large = rig.ledger(), large_decision(rig)
+    own.open()
+    open_foreign_transaction(rig)
+    own.write(large)
+    assert rig.ledger().read() == {QUERY: large}
 
 
 # -- the topic -----------------------------------------------------------------------------------

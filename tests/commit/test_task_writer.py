@@ -8,10 +8,13 @@ import pyarrow as pa
 import pytest
 
 from headrace.producer.sequences import SequenceTable
+from headrace.producer.serializers import DoubleSerializer
 from headrace.spark.decisions import Span
 from headrace.spark.errors import BadRowError, FencedError, SinkError
 from headrace.spark.task_writer import merged
 from headrace.spark.transactions import EndTxnResult
+from headrace.wire.kernel import KERNEL_NAME
+from tests.support.allocations import PeakBlocks
 from tests.support.crashes import open_transactions
 from tests.support.sink_rig import PARTITIONS, SinkRig
 from tests.support.topics import unique
@@ -39,6 +42,44 @@ def test_the_report_counts_the_rows_of_all_sends(rig):
     assert report.row_count == 6
     assert report.transaction.spans == (Span(rig.topic, 1, 0, 5, 6),)
     assert report.transaction.record_count == 6
+
+
+ROWS, ROWS_IN_BATCH = 100_000, 10_000
+BLOCKS_MAX = ROWS_IN_BATCH // 3
+"""For the batches in flight and their results."""
+
+
+def blocks_of_task(rig: SinkRig, rows: int, **options: str) -> int:
+    """Return how many blocks of Python's memory a task needs at most to write these rows."""
+    batches = []
+    for first in range(0, rows, ROWS_IN_BATCH):
+        keys = pa.array(range(first, min(first + ROWS_IN_BATCH, rows)), pa.int64())
+        batches.append(pa.RecordBatch.from_pydict({"key": keys, "value": keys.cast(pa.float64())}))
+    given = {"kafka__key__serializer": "long", "kafka__value__serializer": "double", **options}
+    end(rig, rig.write(iter(batches[:1]), **given), committed=False)  # type: ignore[arg-type]  # first: imports
+    with PeakBlocks() as blocks:
+        report = rig.write(iter(batches), batch=1, **given)
+    assert report.row_count == rows
+    return blocks.count
+
+
+@pytest.mark.behaviour("S04")
+@pytest.mark.skipif(KERNEL_NAME == "python", reason="the Python kernel works row by row")
+@pytest.mark.parametrize("partitioner", ["round-robin", "key-hash-round-robin", "uniform-sticky", "default-2.4"])
+def test_a_task_with_built_in_plug_ins_creates_no_python_object_for_each_row(rig, partitioner):
+    assert blocks_of_task(rig, ROWS, kafka__partitioner__class=partitioner) < BLOCKS_MAX
+
+
+class RowsOnly(DoubleSerializer):
+    def serialize(self, topic, value, headers):
+        return super().serialize(topic, value, headers)
+
+
+def test_a_task_with_a_serializer_for_rows_creates_objects_for_each_row(rig):
+    """The count above does detect them."""
+    rows = 2 * BLOCKS_MAX
+    name = f"{__name__}.{RowsOnly.__qualname__}"
+    assert blocks_of_task(rig, rows, kafka__value__serializer=name) > rows
 
 
 def test_rows_without_a_partition_are_reported_for_each_partition(rig):

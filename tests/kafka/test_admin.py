@@ -217,6 +217,9 @@ def test_an_open_transaction_is_described_and_its_producer_fenced(admin, broker)
     tp = TopicPartition(topic, 0)
     transactional_id, producer = open_transaction(broker, topic)
     listed = {listing.transactional_id: listing for listing in admin.list_transactions(["Ongoing"])}
+    prefix = transactional_id[:-2]
+    assert [listing.transactional_id for listing in admin.list_transactions(id_prefix=prefix)] == [transactional_id]
+    assert admin.list_transactions(id_prefix=prefix.replace("-", ".")) == [], "a prefix is not a pattern"
     described = admin.describe_transactions([transactional_id])[transactional_id]
     (active,) = admin.describe_producers([tp])[tp]
     assert described.state == "Ongoing"

@@ -17,10 +17,11 @@ from headrace.client.blocking import BlockingClient
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST
 from headrace.producer.producer import Producer
-from headrace.spark import decisions
+from headrace.spark import decision_log
 from headrace.spark.commit_types import Batch
 from headrace.spark.committer import Committer
-from headrace.spark.decisions import Decision, DecisionLog, Fingerprint
+from headrace.spark.decision_log import DecisionLog
+from headrace.spark.decisions import Decision, Fingerprint
 from headrace.spark.errors import FencedError
 from headrace.spark.holders import DriverProcess, Holder, Holders
 from headrace.spark.ledger import Ledger
@@ -117,7 +118,7 @@ def test_a_run_that_only_took_the_lock_fences_no_other(sink):
 @pytest.mark.behaviour("S11")
 def test_a_hanging_driver_of_another_sink_does_not_block_a_sink(sink, monkeypatch):
     """It hangs in its decision, in the decision topic that both use."""
-    monkeypatch.setattr(decisions, "SETTLE_MS_MAX", 0)
+    monkeypatch.setattr(decision_log, "SETTLE_MS_MAX", 0)
     sink.ledger().open()
     with Producer({"bootstrap.servers": sink.bootstrap, "transactional.id": unique("hung")}) as hung:
         hung.init_transactions()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.client.blocking import BlockingClient, ClientSettings
-from headrace.spark.decisions import DecisionLog
+from headrace.spark.decision_log import DecisionLog
 from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import Holder, this_driver
 from headrace.spark.ledger import Ledger

@@ -344,6 +344,17 @@ def test_a_partition_above_the_known_ones_is_looked_up_at_once():
     assert lookups == [("t", 9)], "not for every row that names a partition that does not exist"
 
 
+def test_a_partitioner_that_knows_rows_only_gets_text_as_bytes():
+    class ByLength(Partitioner):
+        def partition(self, topic, key, key_bytes, value, value_bytes, cluster):
+            assert (key, value) == (key_bytes.decode(), value_bytes.decode())
+            return len(key_bytes) + len(value_bytes)
+
+    given = with_plugin("partitioner.class", ByLength())
+    ((_, columns),) = prepare(given, counts={"t": 9}, key=["é", "k"], value=["v", "é"])
+    assert columns["partition"] == [3, 3]
+
+
 def test_a_serializer_interceptor_and_partitioner_over_columns():
     assert prepare(with_plugin("value.serializer", Columnar()), value=[1, 2]) == [("t", {"value": [b"1", b"2"]})]
     ((_, columns),) = prepare(with_plugin("partitioner.class", Fixed()), counts={"t": 5}, value=["a", "b"])

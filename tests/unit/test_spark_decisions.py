@@ -11,7 +11,17 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from headrace.spark.decisions import HASH_MODULUS, PLAIN_BYTES_MAX, Decision, Fingerprint, Span, TaskTransaction
+from headrace.spark import decisions
+from headrace.spark.decisions import (
+    HASH_MODULUS,
+    PLAIN_BYTES_MAX,
+    Decision,
+    Fingerprint,
+    Span,
+    TaskTransaction,
+    part_key,
+    parts_of,
+)
 from headrace.spark.errors import SinkError
 from headrace.spark.holders import HOLDERS_MAX, DriverProcess, Holder, Holders, holders_key, this_driver
 from headrace.spark.origins import Coverage, SourcePartition
@@ -58,6 +68,52 @@ def test_a_large_decision_is_compressed():
     assert len(decision(1).encode()) < PLAIN_BYTES_MAX
 
 
+def test_a_finished_decision_has_the_number_of_records_of_its_transactions_but_no_offsets():
+    made = decision(200, 100)
+    assert made.finished().rows == made.rows
+    assert all(made.finished().holds(transaction) for transaction in made.transactions)
+    assert {len(transaction.spans) for transaction in made.finished().transactions} == {1}
+
+
+PART_BYTES_MAX = 2_000
+
+
+@pytest.fixture
+def small_records(monkeypatch):
+    monkeypatch.setattr(decisions, "RECORD_BYTES_MAX", PART_BYTES_MAX)
+
+
+@pytest.mark.usefixtures("small_records")
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_a_decision_that_is_too_large_for_a_record_is_written_in_parts(count):
+    made = decision(count, 200)
+    records = made.records()
+    *parts, head = records
+    assert head == made.key
+    assert parts == [part_key(head, index) for index in range(len(parts))]
+    assert 1 < len(parts) <= count
+    assert len(parts) == count or max(map(len, records.values())) <= PART_BYTES_MAX
+    assert Decision.decode(records[head], parts_of(head, records)) == made
+
+
+@pytest.mark.usefixtures("small_records")
+def test_a_decision_with_one_transaction_is_one_record_of_any_size():
+    made = decision(1, 500)
+    assert made.records() == {made.key: made.encode()}
+
+
+@pytest.mark.usefixtures("small_records")
+@pytest.mark.parametrize("change", ["missing", "of another decision"])
+def test_a_decision_without_all_of_its_parts_is_refused(change):
+    made = decision(50, 200)
+    records = made.records()
+    parts = parts_of(made.key, records)
+    other = replace(made, at_ms=made.at_ms + 1)
+    parts[-1:] = [] if change == "missing" else parts_of(made.key, other.records())[-1:]
+    with pytest.raises(SinkError, match=rf"incomplete: part {len(records) - 1} of {len(records) - 1}"):
+        Decision.decode(records[made.key], parts)
+
+
 def test_a_decision_holds_a_transaction_of_the_same_epoch_only():
     made = decision(1)
     (own,) = made.transactions
@@ -72,8 +128,8 @@ def test_an_invalid_decision_record_is_refused(data):
 
 
 def test_a_decision_of_a_newer_version_is_refused():
-    newer = json.loads(decision().encode()) | {"v": 3}
-    with pytest.raises(SinkError, match="expected version 2 or lower, got 3"):
+    newer = json.loads(decision().encode()) | {"v": 4}
+    with pytest.raises(SinkError, match="expected version 3 or lower, got 4"):
         Decision.decode(json.dumps(newer).encode())
 
 

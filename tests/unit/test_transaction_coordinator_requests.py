@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.context import Context, Session
@@ -302,6 +305,31 @@ def test_transactions_are_listed_by_state_producer_duration_and_pattern() -> Non
         for pattern in ("(", "a)(b", "(?=x)"):
             response = await desk.send_request(ListTransactionsRequest(transactional_id_pattern=pattern), 2)
             assert response.error_code == Code.INVALID_REGULAR_EXPRESSION
+
+    run(main)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    names=st.sets(st.text("ab.*\\\n~-_(", min_size=1, max_size=4), min_size=1, max_size=6),
+    prefix=st.text("ab.*\\~-_(", max_size=3),
+)
+def test_the_pattern_of_a_prefix_matches_as_any_other_pattern(names: set[str], prefix: str) -> None:
+    """It has a path of its own. The same pattern in a group has not."""
+
+    async def main() -> None:
+        desk = Desk()
+        for name in names:
+            await desk.init(name)
+        pattern = re.escape(prefix) + ".*"
+        first, second = [
+            (await desk.send_request(ListTransactionsRequest(transactional_id_pattern=each), 2)).transaction_states
+            for each in (pattern, f"(?:{pattern})")
+        ]
+        assert first == second
+        assert {row.transactional_id for row in first} >= {
+            name for name in names if name.startswith(prefix) and "\n" not in name
+        }
 
     run(main)
 

@@ -36,6 +36,7 @@ from headrace.errors import (
     ConnectionFailedError,
     HeadraceError,
     TimedOutError,
+    UnsupportedVersionError,
 )
 from headrace.types import TopicPartition
 from headrace.wire.api import api_name
@@ -46,6 +47,10 @@ from headrace.wire.schema import Message, RequestMessage
 POLL_MS_MAX = 1000.0
 UNKNOWN_TOPIC_MS_MAX = 2000.0
 """How long a topic may be unknown: brokers learn of a new topic with a delay."""
+LOOKED_UP_MAX = 500
+"""Coordinators that one request looks up."""
+COORDINATORS_MAX = 100_000
+"""Coordinators that a client remembers. Beyond that, it forgets all of them."""
 
 # Errors after which another broker, or the same one later, can succeed.
 TRY_AGAIN = frozenset(
@@ -360,6 +365,33 @@ class BlockingClient:
         self._coordinators[coordinator] = node.node_id
         return node.node_id
 
+    def find_coordinators(self, kind: CoordinatorKind, keys: Sequence[str]) -> dict[str, int]:
+        """Return the coordinators of keys; look up many of them with one request, those that are not known yet.
+
+        Keys without a coordinator at this time are left out; all unknown ones, if brokers are too old (before 3.0).
+        """
+        with self._lock, suppress(UnsupportedVersionError):
+            unknown = [key for key in keys if Coordinator(kind, key) not in self._coordinators]
+            if len(self._coordinators) + len(unknown) > COORDINATORS_MAX:
+                self._coordinators.clear()
+                unknown = list(keys)
+            for start in range(0, len(unknown), LOOKED_UP_MAX):
+                part = unknown[start : start + LOOKED_UP_MAX]
+                response = self.request(
+                    FindCoordinatorRequest(key_type=kind.value, coordinator_keys=part), versions=(4, 6)
+                )
+                found = {entry.key: entry.node_id for entry in response.coordinators if not entry.error_code}
+                if not self.metadata.cluster.brokers.keys() >= set(found.values()):
+                    self.cluster((), self.deadline(), fresh=True)
+                self._coordinators |= {Coordinator(kind, key): node_id for key, node_id in found.items()}
+        known = ((key, self._coordinators.get(Coordinator(kind, key))) for key in keys)
+        return {key: node_id for key, node_id in known if node_id is not None}
+
+    def forget_coordinators(self, kind: CoordinatorKind, keys: Iterable[str]) -> None:
+        """Look these up again when they are needed: they have moved, or do not respond."""
+        for key in keys:
+            self._coordinators.pop(Coordinator(kind, key), None)
+
     # -- sending and waiting -------------------------------------------------------------------
 
     def deadline(self, timeout_ms: float | None = None) -> float:
@@ -395,8 +427,8 @@ class BlockingClient:
         while any(request.response is None for request in pending):
             self.poll_until(deadline, "a response")
 
-    def poll_until(self, deadline: float, what: str) -> None:
-        """Poll once; raises at the deadline, or if authentication failed."""
+    def poll_until(self, deadline: float, what: str, wait_ms: float = POLL_MS_MAX) -> None:
+        """Poll once, up to `wait_ms`; raises at the deadline, or if authentication failed."""
         now = self.clock.monotonic_ms()
         network, limit = self.network, self.settings.first_connection_ms
         if limit is not None and network.failing_since_ms is not None and not network.has_connected:
@@ -407,7 +439,7 @@ class BlockingClient:
         if now >= deadline:
             reason = network.last_failure
             raise TimedOutError(f"timed out waiting for {what}" + (f"; {reason}" if reason else ""))
-        self.poll(deadline - now)
+        self.poll(min(deadline - now, wait_ms))
 
     def poll(self, wait_ms: float) -> None:
         """Process events on the connections; waits up to `wait_ms` for the first."""

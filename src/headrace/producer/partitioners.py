@@ -6,6 +6,9 @@
                      DefaultPartitioner24          Kafka 2.4 (KIP-480): until the batch is complete, then any other
                      KeyHashRoundRobinPartitioner  before Kafka 2.4: round robin
 
+The Spark sink chooses partitions for whole Arrow columns with `partition_column`, as `partition` would for each row. It
+returns None if that is not possible.
+
 `AdaptiveSticky` is not a `Partitioner`: it needs the queues, so the accumulator calls it. It is used unless
 `partitioner.class` is set.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import random as random_module
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +29,8 @@ from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.kernel import kernel
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from headrace.producer.queues import TopicQueues
 
 FIRST_TURN_MAX = 1 << 31
@@ -78,6 +84,28 @@ class Partitioner:
 
     def close(self) -> None:
         """Called once, with the producer's `close`."""
+
+
+class _AllAvailable:
+    """A cluster in which all partitions of a topic are available, as a Spark task sees it."""
+
+    def __init__(self, partition_count: int) -> None:
+        self._partitions = range(partition_count)
+
+    def partitions_for(self, topic: str) -> Sequence[int]:
+        return self._partitions
+
+    available_partitions_for = partitions_for
+
+
+def _column_by_key(columns: pa.RecordBatch, partition_count: int) -> pa.Array | None:
+    """Return the partition of each key, null without a key; None without keys."""
+    from headrace.wire.columns import partition_for_keys
+
+    index = columns.schema.get_field_index("key")
+    if index < 0 or columns.column(index).null_count == columns.num_rows:
+        return None
+    return partition_for_keys(columns.column(index), partition_count)
 
 
 class _StickyPartitions:
@@ -134,6 +162,14 @@ class UniformStickyPartitioner(_BuiltInPartitioner):
     def choose(self, topic: str, key_bytes: bytes | None, cluster: ClusterView) -> int:
         return self._choice.current(topic, cluster)
 
+    def partition_column(self, topic: str, columns: pa.RecordBatch, partition_count: int) -> pa.Array | None:
+        return self._sticky_column(topic, columns.num_rows, partition_count)
+
+    def _sticky_column(self, topic: str, rows: int, partition_count: int) -> pa.Array:
+        import pyarrow as pa
+
+        return pa.repeat(pa.scalar(self._choice.current(topic, _AllAvailable(partition_count)), pa.int32()), rows)
+
     def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
         self._choice.move(topic, cluster, previous_partition)
 
@@ -145,6 +181,14 @@ class DefaultPartitioner24(UniformStickyPartitioner):
         if key_bytes is not None:
             return partition_for_key(key_bytes, len(cluster.partitions_for(topic)))
         return self._choice.current(topic, cluster)
+
+    def partition_column(self, topic: str, columns: pa.RecordBatch, partition_count: int) -> pa.Array | None:
+        by_key = _column_by_key(columns, partition_count)
+        if by_key is None:
+            return self._sticky_column(topic, columns.num_rows, partition_count)
+        if by_key.null_count:
+            return by_key.fill_null(self._choice.current(topic, _AllAvailable(partition_count)))
+        return by_key
 
 
 class RoundRobinPartitioner(_BuiltInPartitioner):
@@ -161,6 +205,21 @@ class RoundRobinPartitioner(_BuiltInPartitioner):
         turns = self._turns.get(topic) or self._turns.setdefault(topic, itertools.count(self._first_turn()))
         choices = cluster.available_partitions_for(topic) or cluster.partitions_for(topic)
         return choices[next(turns) % len(choices)]
+
+    def partition_column(self, topic: str, columns: pa.RecordBatch, partition_count: int) -> pa.Array | None:
+        return self._next_turns(topic, columns.num_rows, partition_count)
+
+    def _next_turns(self, topic: str, rows: int, partition_count: int) -> pa.Array | None:
+        """Return the next partitions; None if `on_new_batch` has set the next one."""
+        import pyarrow as pa
+
+        if topic in self._again:
+            return None
+        first = next(self._turns.get(topic) or itertools.count(self._first_turn()))
+        self._turns[topic] = itertools.count(first + rows)
+        cycle = array("i", (turn % partition_count for turn in range(first, first + partition_count)))
+        turns = cycle * -(-rows // partition_count)
+        return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(turns)])
 
     def _first_turn(self) -> int:
         return 0
@@ -188,6 +247,17 @@ class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
             self._again.pop(topic, None)  # on_new_batch was called for this record
             return partition_for_key(key_bytes, len(cluster.partitions_for(topic)))
         return super().choose(topic, key_bytes, cluster)
+
+    def partition_column(self, topic: str, columns: pa.RecordBatch, partition_count: int) -> pa.Array | None:
+        import pyarrow.compute as pc
+
+        by_key = _column_by_key(columns, partition_count)
+        if by_key is None:
+            return self._next_turns(topic, columns.num_rows, partition_count)
+        if not by_key.null_count:
+            return None if topic in self._again else by_key
+        turns = self._next_turns(topic, by_key.null_count, partition_count)
+        return None if turns is None else pc.replace_with_mask(by_key, by_key.is_null(), turns)
 
 
 class PartitionWeights(NamedTuple):
@@ -288,7 +358,7 @@ class _AdaptedPartitioner(Partitioner):
     """Wraps a function, or an object with a `partition` method, that is not a `Partitioner`."""
 
     def __init__(self, target: object) -> None:
-        copy_methods(target, self, "configure", "on_new_batch", "close")
+        copy_methods(target, self, "configure", "on_new_batch", "partition_column", "close")
         self.__dict__["partition"] = getattr(target, "partition", target)
         self.adapted_name = getattr(target, "__qualname__", type(target).__qualname__)
 

@@ -3,6 +3,9 @@
     send(value) → serializer.serialize(topic, value, headers) → bytes, or None for a tombstone
 
 None always becomes None. A value of the wrong type raises a SerializationError that names the serializer and the type.
+
+The Spark sink serializes whole Arrow columns if a serializer has `serialize_column`: see column_serializers.py. That is
+imported only then.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ import json
 import struct
 import uuid
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, SerializationError
 from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.layout import Header
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Serializer:
@@ -56,6 +63,11 @@ class BytesSerializer(Serializer):
             return bytes(value)
         raise self.error(topic, value, "bytes")
 
+    def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
+        from headrace.producer import column_serializers
+
+        return column if column_serializers.is_text_or_bytes(column.type) else None
+
 
 class StrSerializer(Serializer):
     """str, in UTF-8 or the encoding of `key.` or `value.serializer.encoding` or `serializer.encoding`."""
@@ -80,6 +92,11 @@ class StrSerializer(Serializer):
             return value.encode(self.encoding)
         except UnicodeEncodeError as error:
             raise self.error(topic, value, f"str that {self.encoding} can encode") from error
+
+    def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
+        from headrace.producer import column_serializers
+
+        return column_serializers.encoded_text(column, self.encoding)
 
 
 def _checked_encoding(option: str, encoding: object) -> str:
@@ -109,6 +126,11 @@ class _Packed(Serializer):
             return self.layout.pack(value)
         except (struct.error, OverflowError) as error:
             raise self.error(topic, value, f"{self.expected} (out of range)") from error
+
+    def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
+        from headrace.producer import column_serializers
+
+        return column_serializers.packed_numbers(column, self.layout)
 
 
 class ShortSerializer(_Packed):
@@ -151,6 +173,11 @@ class BoolSerializer(Serializer):
             raise self.error(topic, value, "bool")
         return b"\x01" if value else b"\x00"
 
+    def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
+        from headrace.producer import column_serializers
+
+        return column_serializers.packed_booleans(column)
+
 
 class UuidSerializer(Serializer):
     """The 36 characters of a UUID."""
@@ -176,6 +203,11 @@ class JsonSerializer(Serializer):
         except (TypeError, ValueError, RecursionError) as error:
             raise self.error(topic, value, f"a value that JSON can represent ({error})") from error
 
+    def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
+        from headrace.producer import column_serializers
+
+        return column_serializers.json_text(column)
+
 
 class NoneSerializer(Serializer):
     """Accepts None only, for topics without keys or values."""
@@ -184,6 +216,11 @@ class NoneSerializer(Serializer):
         if value is not None:
             raise self.error(topic, value, "None")
         return None
+
+    def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
+        from headrace.producer import column_serializers
+
+        return column_serializers.only_nulls(column)
 
 
 class FunctionSerializer(Serializer):
@@ -209,7 +246,7 @@ class _AdaptedSerializer(Serializer):
     """Wraps an object with a `serialize` method."""
 
     def __init__(self, target: object) -> None:
-        copy_methods(target, self, "configure", "serialize", "close")
+        copy_methods(target, self, "configure", "serialize", "serialize_column", "close")
 
 
 def _adapt(value: object) -> Serializer | None:

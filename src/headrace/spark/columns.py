@@ -5,9 +5,9 @@
 
 Plug-ins run on whole columns if they have one of these methods, else on one record at a time:
 
-    Serializer.serialize_column(topic, column) → binary column
+    Serializer.serialize_column(topic, column) → binary column, or None for "row by row"
     ProducerInterceptor.on_send_columns(topic, columns) → columns
-    Partitioner.partition_column(topic, columns, partition_count) → int32 column
+    Partitioner.partition_column(topic, columns, partition_count) → int32 column, or None for "row by row"
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 DEAD_VALUE_BYTES_MAX = 64 * 1024
 """A value that is too large to be sent is cut to this in its dead letter."""
 EXAMPLES_MAX = 3
+HEADER_OVERHEAD_BYTES_MAX = 10
+"""The lengths of key and value of a header."""
 LOOK_UP_SECONDS_MIN = 5.0
 """Time between two lookups of a partition that does not exist, for one task and topic."""
 
@@ -294,13 +296,12 @@ def _header_sizes(column: pa.Array) -> pa.Array:
     """Return an upper bound of the bytes of the headers of each row."""
     if pa.types.is_null(column.type):
         return pa.repeat(pa.scalar(0, pa.int64()), len(column))
-    return pa.array(
-        [
-            sum(10 + len(header["key"].encode()) + len(header["value"] or b"") for header in row) if row else 0
-            for row in column.to_pylist()
-        ],
-        pa.int64(),
-    )
+    items = column.values
+    sizes = pc.add(pc.add(_sizes(items.field("key")), _sizes(items.field("value"))), HEADER_OVERHEAD_BYTES_MAX)
+    totals = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(sizes)])  # of the headers before each
+    offsets = column.offsets
+    rows = pc.subtract(totals.take(offsets.slice(1)), totals.take(offsets.slice(0, len(column))))
+    return pc.if_else(column.is_valid(), rows, 0)
 
 
 def _wrong_partition(columns: Columns, count: Callable[[int], int]) -> tuple[pa.Array, str] | None:

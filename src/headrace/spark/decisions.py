@@ -1,61 +1,48 @@
 """Decisions: which batch of which query is decided, and what is left to do for it.
 
-    decision topic (one partition, compacted), key [sink, query]        → the last decision of that query
-                                               key [sink, "holders", 1] → the runs that have held the sink (holders.py)
+    decision topic (one partition, compacted), key [sink, query]             → the last decision of that query
+                                               key [sink, query, "part", n]  → a part of it, if it is too large
+                                               key [sink, "holders", 1]      → the runs that have held the sink
 
 A decision is a record, written in the transaction of `sink.id` that also has the inline rows of the batch. The batch is
-decided when that transaction is committed, and not before.
+decided when that transaction is committed, and not before. A decision with very many tasks is several records of that
+transaction: its transactions are in parts, and the record of the decision has their number. What is left of it when it
+is finished, without the offsets of the tasks, is small.
 
-    DecisionLog.read    reads the decisions of one sink; waits for open transactions of that sink
+    Decision.records    a decision as records of the decision topic; Decision.decode is the reverse
     Fingerprint         row count and hash of a batch: tells a replay from another batch with the same number
 """
 
 from __future__ import annotations
 
 import json
-import time
-import uuid
 import zlib
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.client.admin import NewTopic
-from headrace.client.admin.configs import ConfigAdmin, ConfigResource, ResourceKind
-from headrace.client.admin.topics import TopicAdmin
-from headrace.client.blocking import BlockingClient
-from headrace.client.fetcher import Fetcher
-from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
-from headrace.errors import BrokerError, Code
 from headrace.spark.errors import SinkError
-from headrace.spark.holders import DriverProcess, Holders, holders_key
+from headrace.spark.holders import DriverProcess
 from headrace.spark.origins import NOTHING, Coverage
-from headrace.spark.sink_options import DECISION_BYTES_MAX
 from headrace.types import TopicPartition
-from headrace.wire.records import decode_marker
 
-VERSION = 2
-"""Version 2 added the fingerprint and the driver. Unknown keys are ignored."""
-VERSIONS_READ = (1, 2)
+VERSION, VERSION_IN_PARTS = 2, 3
+"""Version 2 added the fingerprint and the driver. Version 3 has parts, 2 has none. Unknown keys are ignored."""
+VERSIONS_READ = (1, VERSION, VERSION_IN_PARTS)
 PLAIN_BYTES_MAX = 32 * 1024
 """Larger decisions are compressed: with many tasks and partitions they are long and repetitive."""
+COMPRESSION_LEVEL = 1
+"""The fastest: higher levels take ten times as long for a fifth less."""
+RECORD_BYTES_MAX = 900_000
+"""Larger decisions are written in parts. It fits the default of max.message.bytes, with which others create topics."""
 INFLATED_BYTES_MAX = 256 * 1024 * 1024
-SETTLE_MS_MAX = 90_000
-"""How long a read waits for an open transaction of its sink. A decision's transaction times out after a minute."""
-SETTLE_POLL_MS = 50
-READ_MS_MAX = 60_000
-POLL_MS = 500
-REPLICAS_MAX = 3
 HASH_MODULUS = 1 << 64
-NOT_AUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
-_TOPIC_CONFIGS = {
-    "cleanup.policy": "compact",
-    "max.message.bytes": str(DECISION_BYTES_MAX),
-    # Each batch adds a record, and only the last one is needed: small segments, so that compaction removes the others.
-    "segment.bytes": str(16 * 1024 * 1024),
-    "segment.ms": str(60 * 60 * 1000),
-    "min.cleanable.dirty.ratio": "0.1",
-}
+ANY_TOPIC, ANY_PARTITION = "", -1
+"""Of the span that has only a number of records: the transaction of a finished decision."""
+
+Records = dict[bytes, bytes | None]
+"""Records of the decision topic: the last value of each key; None for a tombstone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +79,10 @@ class TaskTransaction:
     @property
     def record_count(self) -> int:
         return sum(span.count for span in self.spans)
+
+    def without_offsets(self) -> TaskTransaction:
+        """Return it with the number of its records only: offsets are for a redo, and it is ended."""
+        return replace(self, spans=(Span(ANY_TOPIC, ANY_PARTITION, -1, -1, self.record_count),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +135,8 @@ class Decision:
         return [transaction for transaction in self.transactions if transaction.id not in self.redone]
 
     def finished(self) -> Decision:
-        return replace(self, is_finished=True)
+        transactions = tuple(transaction.without_offsets() for transaction in self.transactions)
+        return replace(self, is_finished=True, transactions=transactions)
 
     def with_redone(self, transaction: TaskTransaction) -> Decision:
         return replace(self, redone=self.redone | {transaction.id})
@@ -156,9 +148,26 @@ class Decision:
     def key(self) -> bytes:
         return decision_key(self.sink, self.query)
 
-    def encode(self) -> bytes:
+    def records(self) -> dict[bytes, bytes]:
+        """Return the records that are this decision: one, or if that would be too large, its parts and one more."""
+        data, bytes_max = self.encode(), RECORD_BYTES_MAX
+        part_count = 1
+        while len(data) > bytes_max and part_count < len(self.transactions):
+            part_count = max(2 * part_count, len(data) // bytes_max + 1)
+            step = -(-len(self.transactions) // part_count)
+            parts = [
+                self._encode_part(self.transactions[start : start + step])
+                for start in range(0, len(self.transactions), step)
+            ]
+            if max(map(len, parts)) <= bytes_max or step == 1:
+                records = {part_key(self.key, index): part for index, part in enumerate(parts)}
+                return {**records, self.key: self.encode(len(parts))}
+        return {self.key: data}
+
+    def encode(self, part_count: int = 0) -> bytes:
+        """Return the value of the decision's record. With parts, it has no transactions."""
         fields: dict[str, Any] = {
-            "v": VERSION,
+            "v": VERSION_IN_PARTS if part_count else VERSION,
             "sink": self.sink,
             "query": self.query,
             "run": self.run,
@@ -166,10 +175,12 @@ class Decision:
             "state": "finished" if self.is_finished else "decided",
             "at": self.at_ms,
             "inline": self.inline_rows,
-            "transactions": [_transaction_json(transaction) for transaction in self.transactions],
+            "transactions": [] if part_count else [_transaction_json(entry) for entry in self.transactions],
             "redone": sorted(self.redone),
         }
         # Optional keys: decode() has a default for each.
+        if part_count:
+            fields["parts"] = part_count
         if self.fingerprint is not None:
             fields |= {"rows": self.fingerprint.rows, "hash": f"{self.fingerprint.hash:016x}"}
         if self.driver is not None:
@@ -180,25 +191,29 @@ class Decision:
             fields["base"] = self.base.to_json()
         if self.batch_offsets.intervals:
             fields["batch_offsets"] = self.batch_offsets.to_json()
-        text = json.dumps(fields, separators=(",", ":")).encode()
-        return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
+        return _to_bytes(fields)
+
+    def _encode_part(self, transactions: tuple[TaskTransaction, ...]) -> bytes:
+        entries = [_transaction_json(entry) for entry in transactions]
+        return _to_bytes({**_identity(self.run, self.batch, self.at_ms), "transactions": entries})
 
     @classmethod
-    def decode(cls, data: bytes) -> Decision:
+    def decode(cls, data: bytes, parts: Sequence[bytes] = ()) -> Decision:
+        """Decode the value of a decision's record. `parts`: the values of its parts in order, if it has any."""
         try:
-            fields = json.loads(data if data[:1] == b"{" else _inflate(data))
+            fields = _from_bytes(data)
             version = fields["v"]
             if version not in VERSIONS_READ:
                 raise SinkError(
-                    f"unsupported decision record: expected version {VERSION} or lower, got {version}; use the "
-                    "headrace that wrote it, or a newer one"
+                    f"unsupported decision record: expected version {VERSIONS_READ[-1]} or lower, got {version}; "
+                    "use the headrace that wrote it, or a newer one"
                 )
             return cls(
                 fields["sink"],
                 fields["query"],
                 fields["run"],
                 int(fields["batch"]),
-                tuple(_transaction(entry) for entry in fields["transactions"]),
+                tuple(_transaction(entry) for entry in _transactions(fields, parts)),
                 int(fields["inline"]),
                 int(fields["at"]),
                 {"finished": True, "decided": False}[fields["state"]],
@@ -215,6 +230,64 @@ class Decision:
 
 def decision_key(sink: str, query: str) -> bytes:
     return json.dumps([sink, query], separators=(",", ":")).encode()
+
+
+def part_key(key: bytes, index: int) -> bytes:
+    """Return the key of a part of the decision with this key. It has four elements: readers of version 2 skip it."""
+    return json.dumps([*json.loads(key), "part", index], separators=(",", ":")).encode()
+
+
+def part_index(key: bytes) -> int | None:
+    """Return the index of the part that has this key; None if it is not the key of a part."""
+    match json.loads(key):
+        case [str(), str(), "part", int(index)]:
+            return index
+    return None
+
+
+def is_part_of(key: bytes, decision: bytes) -> bool:
+    """Whether this is the key of a part of the decision with that key."""
+    index = part_index(key)
+    return index is not None and key == part_key(decision, index)
+
+
+def parts_of(key: bytes, records: Mapping[bytes, bytes | None]) -> list[bytes]:
+    """Return the parts that records have of the decision with this key, in order."""
+    parts: list[bytes] = []
+    while (value := records.get(part_key(key, len(parts)))) is not None:
+        parts.append(value)
+    return parts
+
+
+def _identity(run: str, batch: int, at_ms: int) -> dict[str, Any]:
+    """Return what a decision and its parts have in common, and no other decision has."""
+    return {"run": run, "batch": batch, "at": at_ms}
+
+
+def _transactions(fields: dict[str, Any], parts: Sequence[bytes]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = list(fields["transactions"])
+    count = int(fields.get("parts", 0))
+    identity = _identity(fields["run"], fields["batch"], fields["at"])
+    for index in range(count):
+        part = _from_bytes(parts[index]) if index < len(parts) else {}
+        if any(part.get(name) != value for name, value in identity.items()):
+            raise SinkError(
+                f"the decision on batch {fields['batch']} of query {fields['query']!r} (sink.id {fields['sink']!r}) is "
+                f"incomplete: part {index + 1} of {count} is not in the decision topic. Were records deleted from it? "
+                "Compare the rows of this batch with what is in their topics"
+            )
+        entries += part["transactions"]
+    return entries
+
+
+def _to_bytes(fields: dict[str, Any]) -> bytes:
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text, COMPRESSION_LEVEL)
+
+
+def _from_bytes(data: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(data if data[:1] == b"{" else _inflate(data))
+    return fields
 
 
 def _inflate(data: bytes) -> bytes:
@@ -241,198 +314,3 @@ def _transaction_json(transaction: TaskTransaction) -> dict[str, Any]:
 def _transaction(fields: dict[str, Any]) -> TaskTransaction:
     spans = tuple(Span(topic, *map(int, row)) for topic, rows in fields["spans"].items() for row in rows)
     return TaskTransaction(fields["id"], int(fields["pid"]), int(fields["epoch"]), bool(fields["v2"]), spans)
-
-
-_Records = dict[bytes, bytes | None]
-"""The last value of each key; None for a tombstone."""
-
-
-@dataclass(slots=True)
-class _SinkState:
-    """The decisions and holders of one sink, up to an offset."""
-
-    offset: int = EARLIEST
-    """The first offset that is not read yet. No transaction of the sink is open before it."""
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    holders: Holders = field(default_factory=Holders)
-
-
-class DecisionLog:
-    """Reads the decision topic, and creates it if it is missing. Later reads fetch new records only."""
-
-    def __init__(self, client: BlockingClient, topic: str) -> None:
-        self._client = client
-        self.topic = topic
-        self._partition = TopicPartition(topic, 0)
-        self._topic_id: uuid.UUID | None = None
-        self._is_checked = False  # whether the settings of the topic were checked
-        self._states: dict[str, _SinkState] = {}
-
-    def ensure(self) -> None:
-        """Create the topic if it is missing; raise if its settings would lose decisions."""
-        admin = TopicAdmin(self._client)
-        try:
-            topic = admin.describe_topics([self.topic])[self.topic]
-        except BrokerError as error:
-            if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
-                raise
-            self._create(admin)
-            self._states.clear()
-            self._topic_id = None
-            return
-        if len(topic.partitions) != 1:
-            raise SinkError(
-                f"decision.topic {self.topic!r} has {len(topic.partitions)} partitions, and decisions need one "
-                "order: it must have one partition; name another topic"
-            )
-        if topic.topic_id != self._topic_id:  # the topic was recreated: what was read before is not in it
-            self._states.clear()
-            self._topic_id = topic.topic_id
-            self._is_checked = False
-        if not self._is_checked:
-            self._check_retention()
-            self._is_checked = True
-
-    def is_missing(self) -> bool:
-        """Whether the topic does not exist."""
-        try:
-            TopicAdmin(self._client).describe_topics([self.topic])
-        except BrokerError as error:
-            if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
-                raise
-            return True
-        return False
-
-    def _check_retention(self) -> None:
-        """Raise if the topic deletes decisions after some time, as an auto-created topic does."""
-        resource = ConfigResource(ResourceKind.TOPIC, self.topic)
-        try:
-            policy = ConfigAdmin(self._client).describe_configs([resource])[resource]["cleanup.policy"].value
-        except BrokerError as error:
-            if error.code not in NOT_AUTHORIZED:
-                raise
-            return
-        if policy is not None and "delete" in policy:
-            raise SinkError(
-                f"decision.topic {self.topic!r} has cleanup.policy={policy}: decisions would be deleted after some "
-                "time, and replayed batches delivered again. Set cleanup.policy=compact on it (`kafka-configs.sh "
-                f"--alter --entity-type topics --entity-name {self.topic} --add-config cleanup.policy=compact`), or "
-                "name another topic"
-            )
-
-    def _create(self, admin: TopicAdmin) -> None:
-        brokers = len(self._client.cluster((), self._client.deadline(), fresh=True).brokers)
-        replicas = min(REPLICAS_MAX, brokers)
-        configs = dict(_TOPIC_CONFIGS)
-        if replicas == REPLICAS_MAX:
-            configs["min.insync.replicas"] = "2"
-        try:
-            admin.create_topics([NewTopic(self.topic, 1, replicas, configs)])
-        except BrokerError as error:
-            if error.code != Code.TOPIC_ALREADY_EXISTS:
-                raise
-
-    def read(self, sink: str) -> dict[str, Decision]:
-        """Return the last decision of each query of a sink.
-
-        Waits for open transactions of this sink, which may have a decision, but not for those of other sinks. These
-        hold back the last stable offset. Below it, this reads committed records. Above it, it reads all records and the
-        transaction markers: the next marker of a producer id ends the transaction of its records, because a producer id
-        has one open transaction at a time. No marker is missing there: compaction stops at the last stable offset.
-        """
-        return dict(self._read(sink).decisions)
-
-    def holders(self, sink: str) -> Holders:
-        """Return the runs that have held a sink, as of the last `read`."""
-        return self._states.get(sink, _SinkState()).holders
-
-    def _read(self, sink: str) -> _SinkState:
-        end = self._end(Isolation.READ_UNCOMMITTED)
-        stable_end = min(self._end(Isolation.READ_COMMITTED), end)
-        state = self._states.get(sink)
-        if state is None or state.offset > end:  # the log ends before what was read: the topic was recreated
-            state = _SinkState()
-        records: _Records = {}
-        if state.offset < stable_end:
-            self._read_committed(sink, state.offset, stable_end, records)
-        end = self._read_unstable(sink, max(state.offset, stable_end), end, records)
-        decisions, holders = dict(state.decisions), state.holders
-        for key, value in records.items():
-            if key == holders_key(sink):
-                holders = Holders() if value is None else Holders.decode(value)
-            elif value is None:
-                decisions.pop(json.loads(key)[1], None)
-            else:
-                decisions[json.loads(key)[1]] = Decision.decode(value)
-        self._states[sink] = state = _SinkState(end, decisions, holders)
-        return state
-
-    def _read_committed(self, sink: str, start: int, end: int, records: _Records) -> None:
-        with Fetcher(self._client, isolation="read_committed", max_wait_ms=POLL_MS) as fetcher:
-            fetcher.assign({self._partition: start}, until={self._partition: end})
-            deadline = self._client.deadline(READ_MS_MAX)
-            while not fetcher.is_finished():
-                for record in fetcher.poll(POLL_MS):
-                    if record.key is not None and _sink_of(record.key) == sink:
-                        records[record.key] = record.value
-                self._check_read_time(deadline, fetcher, end)
-
-    def _read_unstable(self, sink: str, start: int, end: int, records: _Records) -> int:
-        """Read from the last stable offset until no transaction of the sink is open; return the end offset."""
-        pending: dict[int, _Records] = {}  # by producer id: records of the sink whose transaction has no marker yet
-        deadline = self._client.deadline(SETTLE_MS_MAX)
-        while start < end or pending:
-            self._read_transactions(sink, start, end, pending, records)
-            start = end
-            if not pending:
-                break
-            if self._client.clock.monotonic_ms() > deadline:
-                raise SinkError(
-                    f"a transaction of sink.id {sink!r} has been open in {self.topic!r} before offset {end} for "
-                    f"{SETTLE_MS_MAX / 1000:g} s: whether it decides a batch is not known yet. Its driver hangs, or is "
-                    "committing; stop that driver, or start the query again later"
-                )
-            time.sleep(SETTLE_POLL_MS / 1000)
-            end = self._end(Isolation.READ_UNCOMMITTED)
-        return end
-
-    def _read_transactions(
-        self, sink: str, start: int, end: int, pending: dict[int, _Records], records: _Records
-    ) -> None:
-        with Fetcher(self._client, isolation="read_uncommitted", max_wait_ms=POLL_MS, control_batches=True) as fetcher:
-            fetcher.assign({self._partition: start}, until={self._partition: end})
-            deadline = self._client.deadline(READ_MS_MAX)
-            while not fetcher.is_finished():
-                for batch in fetcher.poll_batches(POLL_MS).get(self._partition, ()):
-                    if batch.header.is_control:
-                        marker = next(map(decode_marker, batch.records()), None)
-                        if marker is not None:
-                            ended = pending.pop(batch.header.producer_id, {})
-                            records |= ended if marker.committed else {}
-                        continue
-                    for record in batch.records():
-                        if record.key is not None and _sink_of(record.key) == sink and start <= record.offset < end:
-                            is_open = batch.header.is_transactional
-                            target = pending.setdefault(batch.header.producer_id, {}) if is_open else records
-                            target[record.key] = record.value
-                self._check_read_time(deadline, fetcher, end)
-
-    def _check_read_time(self, deadline: float, fetcher: Fetcher, end: int) -> None:
-        if self._client.clock.monotonic_ms() > deadline:
-            raise SinkError(
-                f"reading the decisions in {self.topic!r} timed out after {READ_MS_MAX / 1000:g} s at offset "
-                f"{fetcher.position(self._partition)} of {end}. Are the brokers overloaded? Start the query again"
-            )
-
-    def _end(self, isolation: Isolation) -> int:
-        return list_offsets(self._client, {self._partition: LATEST}, isolation)[self._partition].offset
-
-
-def _sink_of(key: bytes) -> str | None:
-    """Return the sink that a record belongs to; None for other kinds of keys."""
-    try:
-        sink, name, *version = json.loads(key)
-    except (ValueError, TypeError):
-        return None
-    is_known = isinstance(sink, str) and isinstance(name, str) and (not version or key == holders_key(sink))
-    return sink if is_known else None

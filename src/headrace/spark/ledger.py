@@ -31,7 +31,8 @@ from headrace.errors import (
 from headrace.producer.engine import SendEngine
 from headrace.producer.records import ProducerRecord
 from headrace.producer.settings import resolve
-from headrace.spark.decisions import NOT_AUTHORIZED, Decision, DecisionLog
+from headrace.spark.decision_log import NOT_AUTHORIZED, DecisionLog
+from headrace.spark.decisions import Decision, Records
 from headrace.spark.errors import IDS_NOT_AUTHORIZED, FencedError, InDoubtError, NotDecidedError, SinkError, not_sent
 from headrace.spark.holders import Holders, holders_key
 from headrace.spark.sink_options import DECISION_BYTES_MAX, TRANSACTION_MS_MAX, SinkOptions
@@ -149,7 +150,7 @@ class Ledger:
 
     def write_holders(self, holders: Holders) -> None:
         """Write the holder record. Errors as in `write`."""
-        self._write_records(holders_key(self._sink), holders.encode())
+        self._write_records({holders_key(self._sink): holders.encode()})
 
     def write(
         self,
@@ -164,14 +165,15 @@ class Ledger:
 
         NotDecidedError: nothing was committed. FencedError, InDoubtError: only the log shows whether it was.
         """
-        value = None if as_tombstone else decision.encode()
+        records: Records = {decision.key: None} if as_tombstone else {**decision.records()}
+        records |= self._log.unused_parts(decision, records)
         sends = (partial(self._send, topic=topic, columns=columns, batch=decision.batch) for topic, columns in rows)
-        self._write_records(decision.key, value, sends, on_rows, on_written)
+        self._write_records(records, sends, on_rows, on_written)
+        self._log.parts_written(decision.sink, records)
 
     def _write_records(
         self,
-        key: bytes,
-        value: bytes | None,
+        records: Records,
         sends: Iterable[Callable[[SendEngine], None]] = (),
         on_rows: Callable[[], None] = _nothing,
         on_written: Callable[[], None] = _nothing,
@@ -184,7 +186,8 @@ class Ledger:
             for send in sends:
                 send(producer)
             on_rows()
-            producer.send_record(ProducerRecord(self._options.decision_topic, value, key))
+            for key, value in records.items():
+                producer.send_record(ProducerRecord(self._options.decision_topic, value, key))
             on_written()
         except BaseException as error:
             self._abort(producer)

@@ -2,6 +2,8 @@
 
     on_send → serialize → partition, as in the producer's `send`; on whole columns if the plug-in can, else row by row
 
+The built-in serializers and partitioners can, for columns of the types that they expect.
+
 They run on the executors, before rows are sent. `on_acknowledgement` of interceptors is not called: the driver commits
 a batch as a whole.
 """
@@ -27,7 +29,6 @@ Columns = dict[str, pa.Array]
 """Columns by role: key, value, headers, partition, timestamp."""
 Refuse = Callable[[pa.Array, str, Columns], None]
 """Called with the indexes of bad rows, the reason, and the rows."""
-_PASS_THROUGH = (serializers.BytesSerializer, serializers.StrSerializer)
 
 
 class PluginColumns:
@@ -73,11 +74,12 @@ class PluginColumns:
         added: list[list[tuple[str, bytes | None]]] | None = None
         for role, serializer in self._serializers.items():
             column = columns.get(role)
-            if column is None or (type(serializer) in _PASS_THROUGH and _is_bytes(column.type)):
-                continue  # text in Arrow is UTF-8
-            whole = getattr(serializer, "serialize_column", None)
-            if whole is not None:
-                done[role] = whole(topic, column)
+            if column is None:
+                continue
+            serialize = column_method(serializer, "serialize_column", "serialize")
+            serialized = None if serialize is None else serialize(topic, column)
+            if serialized is not None:
+                done[role] = serialized
                 continue
             if added is None:
                 added = [[] for _ in range(rows)]
@@ -97,16 +99,18 @@ class PluginColumns:
     def _partition(self, topic: str, columns: Columns, before: Columns, count: int) -> Columns:
         partitioner = self._partitioner
         assert partitioner is not None
-        whole = getattr(partitioner, "partition_column", None)
-        if whole is not None:
-            chosen = whole(topic, pa.RecordBatch.from_pydict(columns), count)
-        else:
+        choose = column_method(partitioner, "partition_column", "partition")
+        chosen = None if choose is None else choose(topic, pa.RecordBatch.from_pydict(columns), count)
+        if chosen is None:
             view = _Partitions(count)
             rows = len(columns["value"])
             nulls: list[Any] = [None] * rows
+            serialized: Columns = {
+                role: columns[role].cast(pa.binary()) for role in ("key", "value") if role in columns
+            }
             lists = [
                 values[role].to_pylist() if role in values else nulls
-                for role, values in (("key", before), ("key", columns), ("value", before), ("value", columns))
+                for role, values in (("key", before), ("key", serialized), ("value", before), ("value", serialized))
             ]
             chosen = pa.array(
                 [
@@ -133,8 +137,18 @@ class _Partitions:
     available_partitions_for = partitions_for
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_null(kind))
+def column_method(plugin: object, name: str, row_name: str) -> Callable[..., Any] | None:
+    """Return the method of a plug-in for whole columns; None if it has none, or overrides only the one for rows.
+
+    A subclass of a built-in serializer that overrides `serialize` has a `serialize_column` that does something else.
+    """
+    for namespace in (getattr(plugin, "__dict__", {}), *map(vars, type(plugin).__mro__)):
+        if name in namespace:
+            method: Callable[..., Any] | None = getattr(plugin, name)
+            return method
+        if row_name in namespace:
+            return None
+    return None
 
 
 def _take(columns: Columns, indexes: pa.Array) -> Columns:
@@ -169,7 +183,7 @@ def _with_headers(column: pa.Array | None, added: list[list[tuple[str, bytes | N
 
 def _intercept(interceptor: interceptors.ProducerInterceptor, topic: str, columns: Columns) -> Columns:
     """Return the rows from an interceptor. A failing interceptor is skipped, as in the producer."""
-    whole = getattr(interceptor, "on_send_columns", None)
+    whole = column_method(interceptor, "on_send_columns", "on_send")
     if whole is not None:
         try:
             changed = whole(topic, pa.RecordBatch.from_pydict(columns))

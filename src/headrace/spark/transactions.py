@@ -19,31 +19,38 @@ the batches that none has changed.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
 from headrace.client.admin.transactions import TransactionAdmin
-from headrace.client.blocking import TRY_AGAIN, BlockingClient, Coordinator, CoordinatorKind
+from headrace.client.blocking import TRY_AGAIN, BlockingClient, Coordinator, CoordinatorKind, Pending
 from headrace.client.fetcher import Fetcher
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
+from headrace.client.parallel import NodeRequest, request_each
 from headrace.errors import BrokerError, Code, ConnectionFailedError, UnsupportedVersionError
 from headrace.spark.commit_types import Batch, TransactionsPort
 from headrace.spark.decisions import Decision, Span, TaskTransaction
 from headrace.spark.errors import LostError, NotDecidedError, SinkError
-from headrace.wire.api.metadata import FindCoordinatorRequest
-from headrace.wire.api.transaction_admin import DescribeTransactionsRequest, ListTransactionsRequest
-from headrace.wire.api.transactions import EndTxnRequest
+from headrace.wire.api.transaction_admin import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    ListTransactionsRequest,
+)
+from headrace.wire.api.transactions import EndTxnRequest, EndTxnResponse
 from headrace.wire.columns import ArrowDecoder
 from headrace.wire.records import RecordBatch
 
-IN_FLIGHT_MAX = 64
-"""EndTxn requests in flight at once."""
+ATTEMPTS_TOGETHER = 2
+"""How often EndTxn requests are sent all at once; those without a final response are then sent one by one."""
+DESCRIBED_MAX = 500
+"""Transactional ids in one DescribeTransactions request."""
 SPARE_MS_MAX = 60_000
 SPARE_SHARE = 4
 """A transaction has time to spare if a minute is left, or a quarter of its time-out if that is less."""
@@ -55,6 +62,7 @@ POLL_MS = 500
 ONGOING = "Ongoing"
 Level = Literal["read_committed", "read_uncommitted"]
 _TRANSACTION = CoordinatorKind.TRANSACTION
+_DESCRIBE_VERSIONS = (0, 0)
 _DURATION_FILTER_VERSIONS = (1, 2)
 
 
@@ -100,34 +108,30 @@ class Transactions:
         if len(transactions) > 1:
             results[transactions[0].id] = self._end_one(transactions[0], committed)
             between()
-        rest = [transaction for transaction in transactions if transaction.id not in results]
-        nodes = self._coordinators([transaction.id for transaction in rest])
-        for start in range(0, len(rest), IN_FLIGHT_MAX):
-            results |= self._end_many(rest[start : start + IN_FLIGHT_MAX], nodes, committed)
-        return results
-
-    def _end_many(
-        self, transactions: Sequence[TaskTransaction], nodes: dict[str, int], committed: bool
-    ) -> dict[str, EndTxnResult]:
-        """Send all requests at once; retry one by one those without a final response."""
-        deadline = self._client.deadline()
-        sent = []
-        for transaction in transactions:
-            request, versions = _end_request(transaction, committed), _versions(transaction)
-            try:
-                sent.append((transaction, self._client.begin(nodes[transaction.id], request, versions, deadline)))
-            except (ConnectionFailedError, KeyError):
-                continue
-        self._client.finish([pending for _, pending in sent], deadline)
-        results = {}
-        for transaction, pending in sent:
-            try:
-                code = pending.result().error_code
-            except ConnectionFailedError:
-                continue
-            if code not in TRY_AGAIN:
-                results[transaction.id] = _end_result(transaction, code)
+        for _ in range(ATTEMPTS_TOGETHER):
+            rest = [transaction for transaction in transactions if transaction.id not in results]
+            results |= self._end_together(rest, committed)
         return {task.id: results.get(task.id) or self._end_one(task, committed) for task in transactions}
+
+    def _end_together(self, transactions: Sequence[TaskTransaction], committed: bool) -> dict[str, EndTxnResult]:
+        """Send all requests at once; return the results of those with a final response."""
+        nodes = self._coordinators([transaction.id for transaction in transactions])
+        sent = [transaction for transaction in transactions if transaction.id in nodes]
+        responses = request_each(
+            self._client,
+            [
+                NodeRequest(nodes[transaction.id], _end_request(transaction, committed), _versions(transaction))
+                for transaction in sent
+            ],
+        )
+        results = {}
+        for transaction, pending in zip(sent, responses, strict=True):
+            code = _code(pending)
+            if code in TRY_AGAIN:
+                self._client.forget_coordinators(_TRANSACTION, [transaction.id])
+            else:
+                results[transaction.id] = _end_result(transaction, code)
+        return results
 
     def _end_one(self, transaction: TaskTransaction, committed: bool) -> EndTxnResult:
         response = self._client.request(
@@ -142,48 +146,46 @@ class Transactions:
         """Return the states of transactional ids; None if brokers are too old (before 3.0)."""
         all_ids = list(ids)
         by_node: defaultdict[int, list[str]] = defaultdict(list)
-        for transactional_id, node in self._coordinators(all_ids).items():
-            by_node[node].append(transactional_id)
+        nodes = self._coordinators(all_ids)
+        for transactional_id, node_id in nodes.items():
+            by_node[node_id].append(transactional_id)
+        requests = [
+            NodeRequest(
+                node_id,
+                DescribeTransactionsRequest(transactional_ids=node_ids[start : start + DESCRIBED_MAX]),
+                _DESCRIBE_VERSIONS,
+            )
+            for node_id, node_ids in by_node.items()
+            for start in range(0, len(node_ids), DESCRIBED_MAX)
+        ]
         states: dict[str, OpenState] = {}
         try:
-            for node, node_ids in by_node.items():
-                self._describe_at(node, node_ids, states)
+            for pending in request_each(self._client, requests):
+                with contextlib.suppress(ConnectionFailedError):
+                    _add_states(states, pending.result())
             for transactional_id in all_ids:
                 if transactional_id not in states:
-                    self._describe_at(Coordinator(_TRANSACTION, transactional_id), [transactional_id], states)
+                    if transactional_id in nodes:
+                        self._client.forget_coordinators(_TRANSACTION, [transactional_id])
+                    _add_states(states, self._describe(transactional_id))
         except UnsupportedVersionError:
             return None
         return states
 
-    def _describe_at(self, target: int | Coordinator, ids: list[str], states: dict[str, OpenState]) -> None:
-        try:
-            response = self._client.request(
-                DescribeTransactionsRequest(transactional_ids=ids),
-                target,
-                codes=(lambda response: []) if isinstance(target, int) else _codes_of_states,
-            )
-        except ConnectionFailedError:
-            return
-        for entry in response.transaction_states:
-            if entry.error_code == 0:
-                states[entry.transactional_id] = OpenState(
-                    entry.transaction_state,
-                    entry.producer_id,
-                    entry.producer_epoch,
-                    entry.transaction_timeout_ms,
-                )
-            elif entry.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND:
-                states[entry.transactional_id] = OpenState("Dead", -1, -1, 0)
-            elif entry.error_code not in TRY_AGAIN:
-                raise BrokerError(f"transactional id {entry.transactional_id!r}", code=entry.error_code)
+    def _describe(self, transactional_id: str) -> DescribeTransactionsResponse:
+        return self._client.request(
+            DescribeTransactionsRequest(transactional_ids=[transactional_id]),
+            Coordinator(_TRANSACTION, transactional_id),
+            codes=lambda response: [entry.error_code for entry in response.transaction_states],
+        )
 
     def open_ids(self, prefix: str) -> list[str] | None:
         """Return the ids with this prefix that have an open transaction; None if brokers are too old (before 3.0)."""
         try:
-            listed = TransactionAdmin(self._client).list_transactions(states=[ONGOING])
+            listed = TransactionAdmin(self._client).list_transactions(states=[ONGOING], id_prefix=prefix)
         except UnsupportedVersionError:
             return None
-        return [entry.transactional_id for entry in listed if entry.transactional_id.startswith(prefix)]
+        return [entry.transactional_id for entry in listed]
 
     def open_longer_than(self, age_ms: int, transactions: Sequence[TaskTransaction]) -> list[str] | None:
         """Return the ids of transactions older than this; None if brokers are too old (before 3.8).
@@ -217,19 +219,30 @@ class Transactions:
         TransactionAdmin(self._client).fence_producers(ids)
 
     def _coordinators(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the coordinators of ids, as far as one response has them; the others are looked up when needed."""
-        if len(ids) < 2:
-            return {}
-        message = FindCoordinatorRequest(key_type=_TRANSACTION.value, coordinator_keys=list(ids))
-        try:
-            response = self._client.request(message, versions=(4, 6))
-        except UnsupportedVersionError:
-            return {}
-        return {entry.key: entry.node_id for entry in response.coordinators if entry.error_code == 0}
+        """Return the coordinators of ids, as far as they are known; the others are looked up when needed."""
+        return self._client.find_coordinators(_TRANSACTION, ids)
 
 
-def _codes_of_states(response: Any) -> list[int]:
-    return [entry.error_code for entry in response.transaction_states]
+def _code(pending: Pending[EndTxnResponse]) -> int:
+    try:
+        return pending.result().error_code
+    except ConnectionFailedError:
+        return Code.NETWORK_EXCEPTION
+
+
+def _add_states(states: dict[str, OpenState], response: DescribeTransactionsResponse) -> None:
+    for entry in response.transaction_states:
+        if entry.error_code == 0:
+            states[entry.transactional_id] = OpenState(
+                entry.transaction_state,
+                entry.producer_id,
+                entry.producer_epoch,
+                entry.transaction_timeout_ms,
+            )
+        elif entry.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND:
+            states[entry.transactional_id] = OpenState("Dead", -1, -1, 0)
+        elif entry.error_code not in TRY_AGAIN:
+            raise BrokerError(f"transactional id {entry.transactional_id!r}", code=entry.error_code)
 
 
 def _end_request(transaction: TaskTransaction, committed: bool) -> EndTxnRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,10 @@ from headrace.wire.api.transaction_admin import (
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+
+_PREFIX_PATTERN = re.compile(r"((?:[^\\.+*?()|\[\]{}^$]|\\[!-/:-@\[-^`{-~])*)\.\*")
+"""A prefix and `.*`: characters that have no meaning in RE2, or escaped punctuation."""
+_ESCAPED = re.compile(r"\\(.)")
 
 # -- DescribeTransactions ------------------------------------------------------------------------
 
@@ -77,12 +82,12 @@ def handle_list_transactions(broker: Broker, context: Context, request: ListTran
     """Return the transactional ids, filtered by state, producer id, duration (v1+) or pattern (v2+)."""
     unknown = [name for name in request.state_filters if name not in BY_LABEL]
     allows, session = broker.authorizer.allows, context.session
-    now_ms = broker.clock.time_ms()
+    producer_ids, now_ms = frozenset(request.producer_id_filters), broker.clock.time_ms()
     try:
         transactions = [
             transaction
             for transaction in broker.transactions.transactions()
-            if _matches_filters(transaction, request, now_ms)
+            if _matches_filters(transaction, request, producer_ids, now_ms)
             and allows(session, Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, transaction.transactional_id)
         ]
         if request.transactional_id_pattern:
@@ -100,10 +105,12 @@ def handle_list_transactions(broker: Broker, context: Context, request: ListTran
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=states)
 
 
-def _matches_filters(transaction: Transaction, request: ListTransactionsRequest, now_ms: int) -> bool:
+def _matches_filters(
+    transaction: Transaction, request: ListTransactionsRequest, producer_ids: frozenset[int], now_ms: int
+) -> bool:
     return (
         (not request.state_filters or transaction.state.label in request.state_filters)
-        and (not request.producer_id_filters or transaction.producer_id in request.producer_id_filters)
+        and (not producer_ids or transaction.producer_id in producer_ids)
         and (request.duration_filter < 0 or now_ms - transaction.started_ms > request.duration_filter)
     )
 
@@ -112,8 +119,17 @@ def _matching_pattern(transactions: Sequence[Transaction], pattern: str) -> list
     """Return the transactions whose whole id matches the pattern.
 
     The protocol prescribes RE2 patterns. RE2 also runs in linear time: with Python's `re` a client could block the
-    event loop. pyarrow has it, and is imported here to keep it out of the broker's start-up.
+    event loop. pyarrow has it, and is imported here to keep it out of the broker's start-up. The pattern of a prefix,
+    which Spark sinks send, needs neither.
     """
+    prefix = _PREFIX_PATTERN.fullmatch(pattern)
+    if prefix is not None:
+        start = _ESCAPED.sub(r"\1", prefix[1])
+        return [
+            transaction
+            for transaction in transactions
+            if transaction.transactional_id.startswith(start) and "\n" not in transaction.transactional_id[len(start) :]
+        ]
     import pyarrow as pa
     from pyarrow import compute
 

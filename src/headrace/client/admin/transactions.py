@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.client.admin.base import Admin, Failure, raise_failures
-from headrace.client.blocking import Coordinator, CoordinatorKind
+from headrace.client.blocking import TRY_AGAIN, Coordinator, CoordinatorKind
 from headrace.client.offsets import by_topic
+from headrace.client.parallel import NodeRequest, request_each
+from headrace.errors import Code, ConnectionFailedError
 from headrace.types import TopicPartition
 from headrace.wire.api.transaction_admin import (
     DescribeProducersRequest,
@@ -28,7 +31,12 @@ from headrace.wire.api.transactions import (
 TRANSACTION_MS_MAX = 15 * 60 * 1000
 """The default of transaction.max.timeout.ms on brokers."""
 FENCE_TIMEOUT_MS = 60_000
+FENCE_VERSIONS = (0, 5)
+FENCE_ROUNDS = 5
+FENCE_PAUSE_MS = 20.0
 NONE_OPEN = -1
+PATTERN_VERSION = 2
+"""The version of ListTransactions in which brokers filter by transactional id (KIP-1152)."""
 UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """The states of a transaction that is open or completing."""
 
@@ -75,16 +83,34 @@ class TransactionAdmin(Admin):
     """Transactions."""
 
     def list_transactions(
-        self, states: Iterable[str] = (), producer_ids: Iterable[int] = ()
+        self, states: Iterable[str] = (), producer_ids: Iterable[int] = (), id_prefix: str = ""
     ) -> list[TransactionListing]:
-        """Return the transactional ids of all coordinators, sorted."""
-        message = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
-        responses = self.request_all_brokers(message, codes=lambda response: [response.error_code])
+        """Return the transactional ids of all coordinators that have this prefix, sorted.
+
+        Brokers before 4.1 cannot filter by id (KIP-1152): they return all ids.
+        """
+        state_filters, producer_id_filters = list(states), list(producer_ids)
+
+        def build(version: int) -> ListTransactionsRequest:
+            has_pattern = bool(id_prefix) and version >= PATTERN_VERSION
+            return ListTransactionsRequest(
+                state_filters=state_filters,
+                producer_id_filters=producer_id_filters,
+                transactional_id_pattern=re.escape(id_prefix) + ".*" if has_pattern else None,
+            )
+
+        responses = self.request_all_brokers(
+            build,
+            versions=(0, PATTERN_VERSION),
+            codes=lambda response: [response.error_code],
+            api_key=ListTransactionsRequest.api_key,
+        )
         raise_failures(Failure("the transactions of a broker", response.error_code) for response in responses)
         listings = (
             TransactionListing(t.transactional_id, t.producer_id, t.transaction_state)
             for response in responses
             for t in response.transaction_states
+            if t.transactional_id.startswith(id_prefix)
         )
         return sorted(listings, key=lambda transaction: transaction.transactional_id)
 
@@ -119,18 +145,47 @@ class TransactionAdmin(Admin):
         )
 
     def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Fence the producers of these ids and abort their transactions; returns the new producer ids and epochs."""
+        """Fence the producers of these ids and abort their transactions; returns the new producer ids and epochs.
+
+        Apache Kafka responds with an error while it aborts an open transaction, so the request is repeated. With many
+        ids all of them are sent at once, a few times, before each is waited for.
+        """
+        ids = list(transactional_ids)
+        fenced: dict[str, tuple[int, int]] = {}
+        for _ in range(FENCE_ROUNDS if len(ids) > 1 else 0):
+            fenced |= self._fence_together([name for name in ids if name not in fenced])
+            if len(fenced) == len(ids):
+                break
+            self.client.poll(FENCE_PAUSE_MS)
+        for transactional_id in ids:
+            if transactional_id not in fenced:
+                response = self.client.request(
+                    _fence_request(transactional_id),
+                    _of_transaction(transactional_id),
+                    versions=FENCE_VERSIONS,
+                    codes=lambda response: [response.error_code],
+                )
+                raise_failures([Failure(f"transactional id {transactional_id!r}", response.error_code)])
+                fenced[transactional_id] = (response.producer_id, response.producer_epoch)
+        return fenced
+
+    def _fence_together(self, transactional_ids: list[str]) -> dict[str, tuple[int, int]]:
+        """Send all requests once; return the new producer ids and epochs of those that succeeded."""
+        nodes = self.client.find_coordinators(CoordinatorKind.TRANSACTION, transactional_ids)
+        requests = [NodeRequest(node_id, _fence_request(name), FENCE_VERSIONS) for name, node_id in nodes.items()]
         fenced = {}
-        for transactional_id in transactional_ids:
-            # The coordinator responds after it has aborted the open transaction.
-            response = self.client.request(
-                InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCE_TIMEOUT_MS),
-                _of_transaction(transactional_id),
-                versions=(0, 5),
-                codes=lambda response: [response.error_code],
-            )
-            raise_failures([Failure(f"transactional id {transactional_id!r}", response.error_code)])
-            fenced[transactional_id] = (response.producer_id, response.producer_epoch)
+        for transactional_id, pending in zip(nodes, request_each(self.client, requests), strict=True):
+            try:
+                response = pending.result()
+            except ConnectionFailedError:
+                self.client.forget_coordinators(CoordinatorKind.TRANSACTION, [transactional_id])
+                continue
+            if not response.error_code:
+                fenced[transactional_id] = (response.producer_id, response.producer_epoch)
+            elif response.error_code not in TRY_AGAIN:
+                raise_failures([Failure(f"transactional id {transactional_id!r}", response.error_code)])
+            elif response.error_code != Code.CONCURRENT_TRANSACTIONS:
+                self.client.forget_coordinators(CoordinatorKind.TRANSACTION, [transactional_id])
         return fenced
 
     def abort_transaction(
@@ -184,6 +239,10 @@ class TransactionAdmin(Admin):
 
 def _is_managed(transaction: HangingTransaction, known: TransactionDescription | None) -> bool:
     return known is not None and known.state in UNDER_WAY and transaction.partition in known.partitions
+
+
+def _fence_request(transactional_id: str) -> InitProducerIdRequest:
+    return InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCE_TIMEOUT_MS)
 
 
 def _of_transaction(transactional_id: str) -> Coordinator:
