@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 import headrace.spark
 from headrace.spark import local_session
 from headrace.spark.errors import MESSAGE_CHARS_MAX, SparkError, explain
 from headrace.spark.local_session import Java, find_java, launcher
+from headrace.spark.session_settings import recommended_settings
 
 
 def runtime(folder: Path, version: str | None = "17.0.1", modules: str = "java.base jdk.incubator.vector") -> Path:
@@ -117,6 +119,40 @@ def test_workers_find_a_package_that_is_not_installed(prepared, monkeypatch, tmp
     settings, environment = prepared("local[*]", **{"spark.executorEnv.PYTHONPATH": "/x"})
     assert settings["spark.executorEnv.PYTHONPATH"] == f"{tmp_path}/src:/x"
     assert environment["PYTHONPATH"] == f"{tmp_path}/src"
+
+
+class RecordingBuilder:
+    """What a builder of Spark is told."""
+
+    def __init__(self):
+        self.options = {}
+
+    def config(self, name, value):
+        self.options[name] = value
+        return self
+
+
+def test_configure_adds_the_recommended_settings_and_the_interpreter_and_nothing_else(monkeypatch):
+    environment = {"PATH": "/bin"}
+    monkeypatch.setattr(os, "environ", environment)
+    builder = RecordingBuilder()
+    assert headrace.spark.configure(builder) is builder
+    assert builder.options == recommended_settings(pyspark.__version__)
+    assert environment == {"PATH": "/bin", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment["PYSPARK_PYTHON"] = "./environment/bin/python"
+    headrace.spark.configure(builder)
+    assert environment["PYSPARK_PYTHON"] == "./environment/bin/python"
+
+
+def test_a_session_has_the_recommended_settings(prepared):
+    settings, _ = prepared("local[*]")
+    assert recommended_settings(pyspark.__version__).items() <= settings.items()
+
+
+def test_an_old_spark_gets_only_the_settings_that_it_has():
+    name = "spark.python.unix.domain.socket.enabled"
+    assert name not in recommended_settings("4.0.1")
+    assert recommended_settings("4.1.0")[name] == recommended_settings("4.10.0.dev1")[name] == "true"
 
 
 @pytest.mark.parametrize(

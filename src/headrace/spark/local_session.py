@@ -20,7 +20,6 @@ import shutil
 import site
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import headrace
 from headrace.spark.errors import SparkError, explain
+from headrace.spark.session_settings import recommended_settings, use_this_interpreter
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -38,14 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace")
 
 LOOPBACK = "127.0.0.1"
-ARROW_ROWS_MAX = 50_000
-"""Rows of an Arrow batch between Spark and Python: 50,000 was faster than 10,000 and 200,000."""
 
-_DEFAULTS = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS_MAX),
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+_DEFAULTS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 _LOCAL_DEFAULTS = {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # The gateway needs its own logger, or Spark takes the process for a shell and prints its log level.
@@ -138,15 +132,14 @@ def _version_here(_: int) -> tuple[str, str]:
 
 def _prepare(master: str, given: Mapping[str, str], log_level: str, java: Java, folder: Path) -> dict[str, str]:
     """Set the environment of the JVM and its workers; return all settings."""
-    settings = _DEFAULTS | (_LOCAL_DEFAULTS if is_local(master) else {}) | dict(given)
+    import pyspark
+
+    settings = recommended_settings(pyspark.__version__) | _DEFAULTS
+    settings |= (_LOCAL_DEFAULTS if is_local(master) else {}) | dict(given)
     os.environ["JAVA_HOME"] = str(launcher(java, folder))
+    use_this_interpreter(override=is_local(master))  # another interpreter may not have this package
     if is_local(master):
-        # Overrides the environment: another interpreter may not have this package.
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    else:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = package_root()
     if root is not None:
         os.environ["PYTHONPATH"] = _prepended(root, os.environ.get("PYTHONPATH", ""))
