@@ -103,7 +103,8 @@ def test_a_local_session_stays_on_this_machine_and_this_interpreter(prepared):
 def test_a_cluster_is_left_its_interpreter_and_its_network(prepared):
     settings, environment = prepared("spark://host:7077")
     assert "spark.driver.bindAddress" not in settings
-    assert environment["PYSPARK_PYTHON"] == "other"
+    assert environment["PYSPARK_PYTHON"] == settings["spark.sql.execution.pyspark.python"] == "other"
+    assert environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 
 def test_what_the_user_sets_counts_more(prepared):
@@ -137,11 +138,20 @@ def test_configure_adds_the_recommended_settings_and_the_interpreter_and_nothing
     monkeypatch.setattr(os, "environ", environment)
     builder = RecordingBuilder()
     assert headrace.spark.configure(builder) is builder
-    assert builder.options == recommended_settings(pyspark.__version__)
+    interpreter = {"spark.sql.execution.pyspark.python": sys.executable}
+    assert builder.options == recommended_settings(pyspark.__version__) | interpreter
     assert environment == {"PATH": "/bin", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    environment["PYSPARK_PYTHON"] = "./environment/bin/python"
-    headrace.spark.configure(builder)
-    assert environment["PYSPARK_PYTHON"] == "./environment/bin/python"
+
+
+def test_configure_keeps_the_interpreter_of_executors_and_plans_with_this_one(monkeypatch):
+    environment = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": "jupyter"}
+    monkeypatch.setattr(os, "environ", environment)
+    options = headrace.spark.configure(RecordingBuilder()).options
+    assert options["spark.sql.execution.pyspark.python"] == "./environment/bin/python"
+    assert environment == {
+        "PYSPARK_PYTHON": "./environment/bin/python",
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
 
 
 def test_a_session_has_the_recommended_settings(prepared):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import headrace
 from headrace.spark.errors import SparkError, explain
-from headrace.spark.session_settings import recommended_settings, use_this_interpreter
+from headrace.spark.session_settings import interpreter_settings, recommended_settings
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -134,10 +134,10 @@ def _prepare(master: str, given: Mapping[str, str], log_level: str, java: Java, 
     """Set the environment of the JVM and its workers; return all settings."""
     import pyspark
 
-    settings = recommended_settings(pyspark.__version__) | _DEFAULTS
+    # On this machine, another interpreter may not have this package.
+    settings = recommended_settings(pyspark.__version__) | interpreter_settings(override=is_local(master)) | _DEFAULTS
     settings |= (_LOCAL_DEFAULTS if is_local(master) else {}) | dict(given)
     os.environ["JAVA_HOME"] = str(launcher(java, folder))
-    use_this_interpreter(override=is_local(master))  # another interpreter may not have this package
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     root = package_root()

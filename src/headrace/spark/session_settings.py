@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+STREAMS_MIN = (4, 1)
+"""The first version of Spark that passes the rows of a stream to Python in Arrow batches: streams need it."""
 ARROW_ROWS_MAX = 50_000
 """Rows of an Arrow batch between Spark and Python: 50,000 was faster than 10,000 and 200,000."""
 
@@ -57,26 +59,30 @@ def version_of(text: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def use_this_interpreter(*, override: bool) -> None:
-    """Make Spark start its Python workers with this interpreter; `override`: also if the environment names another.
+def interpreter_settings(*, override: bool = False) -> dict[str, str]:
+    """Let Spark start its Python workers with this interpreter; return the settings for that.
 
-    The environment is the only way: the JVM starts a worker to look the format up before it reads any setting.
+    The JVM starts two kinds of workers for a Python data source. On the driver, they look the format up, plan and
+    commit: with PYSPARK_DRIVER_PYTHON, which the JVM reads from the environment, before any setting. On executors, they
+    run tasks: with the same path, unless `spark.sql.execution.pyspark.python` names another. PYSPARK_PYTHON, the
+    interpreter of all other tasks, is kept if it is set, because the path may exist on the executors only; `override`
+    replaces it.
     """
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        if override or not os.environ.get(name):
-            os.environ[name] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if override or not os.environ.get("PYSPARK_PYTHON"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    return {"spark.sql.execution.pyspark.python": os.environ["PYSPARK_PYTHON"]}
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Add the recommended settings to the builder of a session, and let its workers use this interpreter.
 
     `configure(SparkSession.builder).master("local[4]").getOrCreate()`: what you set afterwards overrides the settings.
-    PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON are set in the environment of this process, unless they are there: call it
-    before the first session starts the JVM.
+    The interpreter is set in the environment of this process (PYSPARK_DRIVER_PYTHON and, unless it is set,
+    PYSPARK_PYTHON): call it before the first session starts the JVM.
     """
     import pyspark
 
-    use_this_interpreter(override=False)
-    for name, value in recommended_settings(pyspark.__version__).items():
+    for name, value in (recommended_settings(pyspark.__version__) | interpreter_settings()).items():
         builder = builder.config(name, value)
     return builder

@@ -32,6 +32,7 @@ from headrace.spark.planning import (
     report_recreated,
     split,
 )
+from headrace.spark.shipping import Shipped
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
 from headrace.types import TopicPartition
 
@@ -77,7 +78,7 @@ NO_LIMIT = ReadAllAvailable()
 NOWHERE = Position({})
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(Shipped, DataSourceReader):
     """Plans on the driver; Spark pickles it for the executors, which read."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -160,7 +161,7 @@ def within(
     return bounded
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans on the driver, and connects on first use; Spark pickles it for the executors, which read."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
