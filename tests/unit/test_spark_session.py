@@ -137,10 +137,11 @@ class RecordingBuilder:
 def test_configure_adds_the_recommended_settings_and_the_interpreter_and_nothing_else(monkeypatch):
     environment = {"PATH": "/bin"}
     monkeypatch.setattr(os, "environ", environment)
-    builder: Any = RecordingBuilder()
+    recorder = RecordingBuilder()
+    builder: Any = recorder
     assert headrace.spark.configure(builder) is builder
     interpreter = {"spark.sql.execution.pyspark.python": sys.executable}
-    assert builder.options == recommended_settings(pyspark.__version__) | interpreter
+    assert recorder.options == recommended_settings(pyspark.__version__) | interpreter
     assert environment == {"PATH": "/bin", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
 
