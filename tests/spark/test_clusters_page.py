@@ -134,6 +134,13 @@ def test_workers_of_a_cluster_without_headrace_and_with_a_shipped_environment(cl
     done = page.run(*submit, "--archives", "environment.tar.gz#environment", "job.py", **interpreters)
     assert last_line(done) == f"{ROWS} records", done.stderr[-3000:]  # the same write.id
 
+    (page.folder / "lib").mkdir()
+    copy_headrace(page.folder / "lib")
+    shutil.make_archive(str(page.folder / "lib"), "gztar", page.folder / "lib")
+    package = ("--archives", "lib.tar.gz#lib", "--conf", "spark.executorEnv.PYTHONPATH=./lib")
+    done = page.run(*submit, *package, "job.py", **{**interpreters, "PYSPARK_PYTHON": str(bare)})
+    assert last_line(done) == f"{ROWS} records", done.stderr[-3000:]
+
 
 def test_batch_stream_and_source_with_spark_connect(page, tmp_path):
     """The client has PySpark only."""
@@ -172,10 +179,11 @@ def test_a_declarative_pipeline_delivers_what_is_new_and_all_again_in_a_full_ref
     page.send(10)
     pipelines(page)
     assert page.copied() == [*range(10)]
+    page.send(5)
     pipelines(page)
-    assert page.copied() == [*range(10)]
+    assert page.copied() == sorted([*range(10), *range(5)])
     pipelines(page, "--full-refresh-all")
-    assert page.copied() == sorted([*range(10)] * 2)
+    assert page.copied() == sorted([*range(10), *range(5)] * 2)
 
 
 def test_with_source_offsets_a_full_refresh_delivers_nothing_again(page):
