@@ -60,8 +60,8 @@ def measure(folder: Path, rounds: int, only: str, rows: int | None) -> dict[str,
         done = subprocess.run(command, env=variables, cwd=folder, timeout=RUN_SECONDS_MAX, check=False)
         if done.returncode:
             raise SystemExit(f"the jobs ended with {done.returncode}")
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
+        measured: dict[str, Any] = json.loads(output.read_text())
+        return measured
     finally:
         kafka.remove()
         embedded.close()
@@ -84,8 +84,8 @@ def verdicts(rates: Figures, milliseconds: dict[str, float]) -> list[dict[str, A
         for how in sorted({label.partition(", ")[2] for label in rates["source"]}):
             judge(f"source to connector: {how}", ratio("source", f"headrace, {how}", f"kafka, {how}"), "≥", 2.5)
     if "embedded" in rates:
-        found = ratio("embedded", "headrace, embedded broker", "dropped in Python")
-        judge("sink on the embedded broker, to rows dropped", found, "≥", 0.6)
+        measured = ratio("embedded", "headrace, embedded broker", "dropped in Python")
+        judge("sink on the embedded broker, to rows dropped", measured, "≥", 0.6)
     if milliseconds:
         over = milliseconds["headrace, exactly-once"] - milliseconds["headrace, at-least-once"]
         judge("small batch, exactly-once over at-least-once, ms", over, "≤", 60)
@@ -122,11 +122,11 @@ def main() -> int:
         result = measure(Path(folder), options.rounds, options.only, options.rows)
     seconds = result["seconds"]
     rates = {
-        part: {label: result["rows"] / statistics.median(found) for label, found in by_job.items()}
+        part: {label: result["rows"] / statistics.median(measured) for label, measured in by_job.items()}
         for part, by_job in seconds.items()
         if part != "stream"
     }
-    milliseconds = {label: statistics.median(found) * 1000 for label, found in seconds.get("stream", {}).items()}
+    milliseconds = {label: statistics.median(measured) * 1000 for label, measured in seconds.get("stream", {}).items()}
     rows = verdicts(rates, milliseconds)
     if options.json:
         print(json.dumps({**result, "rates": rates, "milliseconds": milliseconds, "targets": rows}, indent=2))

@@ -37,7 +37,7 @@ STREAM_ROWS = 100
 STREAM_BATCHES = 25
 STREAM_WARM_UP_BATCHES = 8
 STREAM_SECONDS_MAX = 120
-# As large as producers are told to make them where throughput counts; Spark's connector is measured both ways.
+# The usual size for throughput; Spark's connector is measured both ways.
 TUNED = {"kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
 PARTS = ("sink", "source", "embedded", "stream")
 Samples = dict[str, list[float]]
@@ -62,7 +62,7 @@ class DroppingWriter(DataSourceArrowWriter):
 
 
 class Topics:
-    """A new topic for every write: none is slower for what the others have left in it."""
+    """A new topic for every write, so that none depends on earlier ones."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -83,7 +83,7 @@ class Topics:
 
 
 class Rounds:
-    """The jobs, each of which gives the seconds it took."""
+    """The jobs. Each returns the seconds it took."""
 
     def __init__(self, spark: SparkSession, kafka: Topics, embedded: Topics, rows: int) -> None:
         self._spark = spark
@@ -91,8 +91,8 @@ class Rounds:
         self._embedded = embedded
         self._rows = rows
         self._frame = keyed_rows(spark, rows).persist()
-        found = self._frame.count()
-        assert found == rows, found
+        result = self._frame.count()
+        assert result == rows, result
 
     # -- sinks ---------------------------------------------------------------------------------
 
@@ -117,9 +117,9 @@ class Rounds:
         topic = topics.new()
         try:
             seconds = self._timed_save(kind, {"kafka.bootstrap.servers": topics.bootstrap, "topic": topic, **options})
-            found = self._read(kind="headrace", topics=topics, topic=topic).count()
-            if found != self._rows:
-                raise SystemExit(f"{kind} {options} wrote {self._rows} rows, and {found} are there")
+            result = self._read(kind="headrace", topics=topics, topic=topic).count()
+            if result != self._rows:
+                raise SystemExit(f"{kind} {options} wrote {self._rows} rows, and {result} are there")
         finally:
             topics.remove(topic)
         return seconds
@@ -132,7 +132,7 @@ class Rounds:
     # -- sources -------------------------------------------------------------------------------
 
     def source_jobs(self) -> dict[str, Callable[[], float]]:
-        """Topics as others have written them: by Spark's connector as it is, and with large batches."""
+        """Write topics with Spark's connector, with its defaults and with large batches."""
         small, large = self._filled({}), self._filled(TUNED)
         reads = (("noop", small, "small"), ("noop", large, "large"), ("aggregate", large, "large"))
         return {
@@ -178,7 +178,7 @@ class Rounds:
         }
 
     def _stream(self, kind: str, options: dict[str, str]) -> list[float]:
-        """What each small batch took, once the query runs smoothly."""
+        """Return the duration of each small batch after the warm-up."""
         topic = self._kafka.new()
         options = {"kafka.bootstrap.servers": self._kafka.bootstrap, "topic": topic, **options}
         source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", STREAM_ROWS)
@@ -216,14 +216,14 @@ def say(text: str) -> None:
 
 
 def take_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> Samples:
-    """Seconds by job. One round more is for the compilers, and does not count."""
+    """Return the seconds by job. The first round is a warm-up and does not count."""
     samples: Samples = {label: [] for label in jobs}
     for number in range(-1, rounds):
         for label, job in random.Random(number).sample(list(jobs.items()), len(jobs)):
             say(f"round {number + 1} of {rounds}: {label}")
-            found = job()
+            result = job()
             if number >= 0:
-                samples[label] += found if isinstance(found, list) else [found]
+                samples[label] += result if isinstance(result, list) else [result]
     return samples
 
 
@@ -237,12 +237,12 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    # A query that is stopped in the middle of a batch says so in its log, at length: that is no news here.
+    # A query that is stopped during a batch logs a long error, which is expected here.
     settings = {"spark.jars": options.jars, "spark.driver.memory": "4g"}
     spark = session("headrace-bench", "local[*]", settings, log_level="OFF")
     kafka, embedded = Topics(options.kafka), Topics(options.embedded)
     rounds = Rounds(spark, kafka, embedded, options.rows)
-    wanted = options.only.split(",")
+    parts = options.only.split(",")
     results: dict[str, Samples] = {}
     try:
         for part, jobs in (
@@ -250,9 +250,9 @@ def main() -> None:
             ("source", rounds.source_jobs),
             ("embedded", rounds.embedded_jobs),
         ):
-            if part in wanted:
+            if part in parts:
                 results[part] = take_turns(jobs(), options.rounds)
-        if "stream" in wanted:
+        if "stream" in parts:
             results["stream"] = take_turns(rounds.stream_jobs(), max(2, options.rounds // 2))
     finally:
         say("")

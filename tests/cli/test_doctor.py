@@ -233,7 +233,6 @@ def secure(tmp_path_factory):
         AlterUserScramCredentialsRequest,
         ScramCredentialUpsertion,
     )
-    from tests.support.asking import ask
     from tests.support.peers.connection import Connection
 
     folder = tmp_path_factory.mktemp("certificates")
@@ -245,7 +244,7 @@ def secure(tmp_path_factory):
     with SecureBroker(folder, options) as broker:
         with Connection(broker.at["PLAINTEXT"]) as connection:
             user = ScramCredentialUpsertion(name="ann", mechanism=1, **salted(1, PASSWORD))
-            response = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+            response = connection.call(AlterUserScramCredentialsRequest(upsertions=[user]), 0)
             assert [row.error_code for row in response.results] == [0]
         yield broker
 
