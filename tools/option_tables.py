@@ -2,6 +2,8 @@
 
     <!-- options: producer -->  in a page  →  a table of all options, and a list of those that change nothing here
 
+    <!-- settings: spark -->    likewise          →  the settings of Spark that headrace recommends
+
 mkdocs.yml names this module as a hook. `python tools/option_tables.py NAME` prints a table.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 from headrace.config import Option
 
 _MARK = re.compile(r"^<!-- options: (?P<name>[\w-]+) -->$", re.MULTILINE)
+_SETTINGS_MARK = "<!-- settings: spark -->"
 _IMPORTANCE = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -83,6 +86,17 @@ def table(name: str) -> str:
     return "\n".join(lines)
 
 
+def settings_table() -> str:
+    """The settings of Spark that `configure` and `session` make."""
+    from headrace.spark.session_settings import RECOMMENDED
+
+    rows = [
+        f"| `{setting.name}` | `{setting.value}` | {'.'.join(map(str, setting.since))} | {_cell(setting.reason)} |"
+        for setting in RECOMMENDED
+    ]
+    return "\n".join(["| setting | value | since Spark | why |", "|---|---|---|---|", *rows])
+
+
 def _row(shown: str, option: Option) -> str:
     default = option.show(option.default)
     cells = (f"`{shown}`", f"`{default}`" if default else "", _cell(option.allowed), _cell(option.doc))
@@ -101,6 +115,7 @@ def _plain(text: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
+    markdown = markdown.replace(_SETTINGS_MARK, settings_table())
     return _MARK.sub(lambda match: table(match["name"]), markdown)
 
 

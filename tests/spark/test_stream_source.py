@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from headrace.client.admin import AdminClient
@@ -399,7 +400,7 @@ def test_a_reader_in_use_can_be_pickled(either, reader):
     stream = reader(topic, startingOffsets="earliest")
     start = stream.initialOffset()
     (partition,) = stream.partitions(start, stream.latestOffset(start, ALL))
-    copy, partition = pickle.loads(pickle.dumps((stream, partition)))
+    copy, partition = pickle.loads(cloudpickle.dumps((stream, partition)))  # as Spark does
     assert sum(batch.num_rows for batch in copy.read(partition)) == 3
 
 

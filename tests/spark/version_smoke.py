@@ -47,12 +47,21 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             return str(error)
         return ""
 
-    result: dict[str, Any] = {"version": pyspark.__version__}
+    def read_stream(topic: str) -> list[int]:
+        source = spark.readStream.format("headrace").options(**servers, subscribe=topic, startingOffsets="earliest")
+        rows = source.load().selectExpr("CAST(value AS STRING) AS value").writeStream.format("memory")
+        query = rows.queryName("rows_of_a_stream").trigger(availableNow=True).start()
+        query.awaitTermination(STREAM_SECONDS_MAX)
+        return sorted(int(row[0]) for row in spark.table("rows_of_a_stream").collect())
+
+    python = ".".join(map(str, sys.version_info[:2]))
+    result: dict[str, Any] = {"version": pyspark.__version__, "python": python}
     for topic, mode in ((inline, "inline"), (parallel, "parallel")):
         options = {**servers, "topic": topic, "commit.mode": mode, "write.id": topic}
         for _ in range(2):  # with the same write.id: the second delivers nothing
             frame.write.format("headrace").options(**options).mode("append").save()
         result[mode] = read(topic) == list(range(ROWS))
+    result["read stream"] = read_stream(parallel) == list(range(ROWS))
     result["stream error"] = stream(parallel, streamed)
     if not result["stream error"]:
         result["streamed"] = read(streamed) == list(range(ROWS))

@@ -8,6 +8,7 @@ The language decides what is done with a block (reader.py):
     sh           run, line by line
     toml         written to the file that its first line names; a pipeline must be valid
     properties   likewise
+    yaml         likewise
     text, json   not run: output, and code for other programs
 """
 
@@ -19,10 +20,10 @@ from typing import NamedTuple
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
-LANGUAGES = ("python", "sh", "toml", "properties", "text", "json")
+LANGUAGES = ("python", "sh", "toml", "properties", "yaml", "text", "json")
 
 _FENCE = re.compile(r"(?P<indent> *)```(?P<language>.*)")
-_FILE_NAME = re.compile(r"# (?P<name>[\w./-]+\.(toml|properties|py))\b")
+_FILE_NAME = re.compile(r"# (?P<name>[\w./-]+\.(toml|properties|yml|py))\b")
 
 
 class Block(NamedTuple):
@@ -69,6 +70,11 @@ def blocks_of(page: Path) -> list[Block]:
             lines.append(line.removeprefix(opened[2]))
     assert opened is None, f"{page.name}: the block from line {opened[0]} on has no end"
     return blocks
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """Return the blocks of a page that are files, by name."""
+    return {block.file_name: block.text for block in blocks_of(page) if block.file_name is not None}
 
 
 def prose_of(page: Path) -> list[tuple[int, str]]:

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyspark
 import pytest
 
 import headrace.spark
 from headrace.spark import local_session
 from headrace.spark.errors import MESSAGE_CHARS_MAX, SparkError, explain
 from headrace.spark.local_session import Java, find_java, launcher
+from headrace.spark.session_settings import recommended_settings
 
 
 def runtime(folder: Path, version: str | None = "17.0.1", modules: str = "java.base jdk.incubator.vector") -> Path:
@@ -101,7 +104,8 @@ def test_a_local_session_stays_on_this_machine_and_this_interpreter(prepared):
 def test_a_cluster_is_left_its_interpreter_and_its_network(prepared):
     settings, environment = prepared("spark://host:7077")
     assert "spark.driver.bindAddress" not in settings
-    assert environment["PYSPARK_PYTHON"] == "other"
+    assert environment["PYSPARK_PYTHON"] == settings["spark.sql.execution.pyspark.python"] == "other"
+    assert environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 
 def test_what_the_user_sets_counts_more(prepared):
@@ -117,6 +121,52 @@ def test_workers_find_a_package_that_is_not_installed(prepared, monkeypatch, tmp
     settings, environment = prepared("local[*]", **{"spark.executorEnv.PYTHONPATH": "/x"})
     assert settings["spark.executorEnv.PYTHONPATH"] == f"{tmp_path}/src:/x"
     assert environment["PYTHONPATH"] == f"{tmp_path}/src"
+
+
+class RecordingBuilder:
+    """What a builder of Spark is told."""
+
+    def __init__(self):
+        self.options = {}
+
+    def config(self, name, value):
+        self.options[name] = value
+        return self
+
+
+def test_configure_adds_the_recommended_settings_and_the_interpreter_and_nothing_else(monkeypatch):
+    environment = {"PATH": "/bin"}
+    monkeypatch.setattr(os, "environ", environment)
+    recorder = RecordingBuilder()
+    builder: Any = recorder
+    assert headrace.spark.configure(builder) is builder
+    interpreter = {"spark.sql.execution.pyspark.python": sys.executable}
+    assert recorder.options == recommended_settings(pyspark.__version__) | interpreter
+    assert environment == {"PATH": "/bin", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def test_configure_keeps_the_interpreter_of_executors_and_plans_with_this_one(monkeypatch):
+    environment = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": "jupyter"}
+    monkeypatch.setattr(os, "environ", environment)
+    builder: Any = RecordingBuilder()
+    headrace.spark.configure(builder)
+    options = builder.options
+    assert options["spark.sql.execution.pyspark.python"] == "./environment/bin/python"
+    assert environment == {
+        "PYSPARK_PYTHON": "./environment/bin/python",
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+
+
+def test_a_session_has_the_recommended_settings(prepared):
+    settings, _ = prepared("local[*]")
+    assert recommended_settings(pyspark.__version__).items() <= settings.items()
+
+
+def test_an_old_spark_gets_only_the_settings_that_it_has():
+    name = "spark.python.unix.domain.socket.enabled"
+    assert name not in recommended_settings("4.0.1")
+    assert recommended_settings("4.1.0")[name] == recommended_settings("4.10.0.dev1")[name] == "true"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import click
 
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.doctor_broker import check_brokers
-from headrace.cli.doctor_machine import Finding, Status, check_machine, check_spark_runs, ok
+from headrace.cli.doctor_machine import Finding, Status, check_machine, ok
+from headrace.cli.doctor_spark import check_spark_runs
 from headrace.cli.output import EXIT_FAILED, command_errors, debug_option, emit, format_option
 from headrace.client.addresses import parse
 
@@ -16,7 +17,7 @@ _COLORS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
 @click.command()
-@click.option("--spark", "starts_spark", is_flag=True, help="Also start Spark, which takes some seconds.")
+@click.option("--spark", "starts_spark", is_flag=True, help="Also start Spark as a job would, and check its workers.")
 @connection_options
 @format_option
 @debug_option
@@ -27,6 +28,9 @@ def doctor(connection: ClusterConnection, starts_spark: bool, output_format: str
     This machine: Python, the compiled kernel, pyarrow, Spark, Java. Every address of -b: DNS, TCP, whether a Kafka
     broker responds, TLS, SASL, authentication, and whether the addresses that the cluster advertises are reachable. No
     broker is started, and nothing is written.
+
+    With --spark also: Spark is started as by a job with its own session, and must find format("headrace"). Its workers
+    must have the same version of headrace. This ends after two minutes at the latest.
 
     \b
     headrace doctor
@@ -51,7 +55,7 @@ def doctor(connection: ClusterConnection, starts_spark: bool, output_format: str
 def _run_checks(connection: ClusterConnection, starts_spark: bool) -> Iterator[Finding]:
     yield from check_machine()
     if starts_spark:
-        yield check_spark_runs()
+        yield from check_spark_runs()
     bootstrap = connection.find_bootstrap()
     if bootstrap is None:
         yield ok("broker", "none runs on the default data folder; use -b HOST:PORT to check others")

@@ -21,7 +21,8 @@ from typing import Any
 
 import headrace
 from headrace.errors import HeadraceError
-from headrace.spark.local_session import check_workers, find_java, session
+from headrace.spark.local_session import find_java
+from headrace.spark.session_settings import STREAMS_MIN
 
 PYTHON_MIN = (3, 11)
 PYARROW_MIN = (15,)
@@ -140,6 +141,9 @@ def check_pyspark() -> Finding:
     if find_spec("pyspark_headrace") is None:
         remedy = "reinstall headrace: its package pyspark_headrace is missing"
         return fail("spark", f"PySpark {installed}, but the format headrace is not registered", remedy)
+    if _numbers(installed) < STREAMS_MIN:
+        remedy = f"pip install 'pyspark>={'.'.join(map(str, STREAMS_MIN))}' to write streams; batches work"
+        return warn("spark", f"PySpark {installed}", remedy)
     home = os.environ.get("SPARK_HOME")
     if home:
         other = _release_in(Path(home))
@@ -159,19 +163,6 @@ def check_java(*, is_needed: bool) -> Finding:
             return fail("java", fact, remedy)
         return warn("java", f"{fact} Only Spark needs it.", remedy)
     return ok("java", f"Java {java.version} in {java.home} ({java.origin})")
-
-
-def check_spark_runs() -> Finding:
-    """Start a session and import headrace in one of its workers."""
-    try:
-        spark = session("headrace doctor", "local[1]", log_level="OFF")
-        try:
-            check_workers(spark)
-            return ok("spark session", f"Spark {spark.version} starts, and its workers import headrace")
-        finally:
-            spark.stop()
-    except HeadraceError as error:
-        return fail("spark session", str(error), "see the java and spark checks; --debug prints Spark's log")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

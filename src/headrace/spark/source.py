@@ -34,6 +34,7 @@ from headrace.spark.planning import (
     report_recreated,
     split,
 )
+from headrace.spark.shipping import Shipped
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
 from headrace.spark.source_progress import with_figures
 from headrace.types import TopicPartition
@@ -82,7 +83,7 @@ NEWEST_SECONDS = 5.0
 """Between two look-ups of the newest timestamps, which are only shown."""
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(Shipped, DataSourceReader):
     """Plans on the driver; Spark pickles it for the executors, which read."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -166,7 +167,7 @@ def within(
     return bounded
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans on the driver, and connects on first use; Spark pickles it for the executors, which read."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:

@@ -1,0 +1,55 @@
+"""Ships readers and writers to Spark's workers, with an error in plain words where headrace is missing.
+
+    driver: Shipped.__reduce__ → (a function by value, the pickled object) → worker: import headrace → the object
+
+Spark pickles a reader or a writer by the name of its class. On a worker without headrace that would fail somewhere in
+Spark's worker, with `No module named 'headrace'`, which tells neither the host nor the interpreter. The function that
+restores the object is therefore pickled by value: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import cloudpickle
+
+import headrace
+
+
+def _restorer() -> Callable[[bytes, str], Any]:
+    # Local, because cloudpickle pickles functions of a module by name. It must not use globals of this module.
+    def restore(payload: bytes, version: str) -> Any:
+        import pickle
+        import socket
+        import sys
+
+        worker = f"the worker {socket.gethostname()} ({sys.executable}, Python {sys.version.split()[0]})"
+        try:
+            import headrace
+        except ImportError as error:
+            raise ImportError(
+                f"{worker} cannot import headrace: {error}. Install headrace=={version} there, ship it with the job "
+                "(spark.archives), or name an interpreter that has it in PYSPARK_PYTHON: see docs/clusters.md"
+            ) from None
+        if headrace.__version__ != version:
+            raise ImportError(
+                f"{worker} has headrace {headrace.__version__}, the driver {version}: install the same version"
+            )
+        cls, state = pickle.loads(payload)
+        restored = cls.__new__(cls)
+        restored.__dict__.update(state)
+        return restored
+
+    return restore
+
+
+_restore = _restorer()
+
+
+class Shipped:
+    """Mixin of readers and writers. Subclasses may define `__getstate__`; it returns the attributes as a dictionary."""
+
+    def __reduce__(self) -> tuple[Callable[[bytes, str], Any], tuple[bytes, str]]:
+        payload: bytes = cloudpickle.dumps((type(self), self.__getstate__()))  # type: ignore[no-untyped-call]
+        return _restore, (payload, headrace.__version__)
