@@ -25,7 +25,7 @@ from headrace.client.blocking import BlockingClient
 from headrace.client.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
 from headrace.spark.columns import Limits, check_schema
-from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported
+from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported, task_phases
 from headrace.spark.commit_times import Stopwatch, show_log
 from headrace.spark.commit_types import WRITE_PREFIX, Batch
 from headrace.spark.committer import Committer
@@ -216,6 +216,7 @@ def _batch(reports: list[Report], number: int, *, erase_decision: bool = False) 
         erase_decision=erase_decision,
         fingerprint=sum((report.fingerprint for report in reports), Fingerprint()),
         origin=reduce(operator.add, origins) if origins else None,
+        phases=task_phases(reports, SYSTEM_CLOCK.time_ms()),
     )
 
 
