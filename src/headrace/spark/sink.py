@@ -35,6 +35,7 @@ from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.origins import KnownOrigins, known_origins
+from headrace.spark.python_process import prepare_process
 from headrace.spark.shipping import Shipped
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
@@ -235,6 +236,7 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
         self._sink = self._options.sink_id or f"headrace-write-{name}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        prepare_process()
         task = current_task_attempt(self._sink, self._run, self._query)
         return TaskWriter(self._options, task, self._limits).write(iterator, self._times)
 
@@ -287,6 +289,7 @@ class _StreamWriter(Shipped):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         assert self._limits is not None, "this writer was not planned"
+        prepare_process()
         task = current_task_attempt(self._options.sink_id, None)
         return TaskWriter(self._options, task, self._limits, self._known).write(iterator, self._times)
 
