@@ -67,7 +67,8 @@ class LogReader(threading.Thread):
         for line in self._lines:
             times = CommitTimes.of_line(line)
             if times is None:
-                print(line, end="", file=sys.stderr, flush=True)
+                if " INFO " not in line:
+                    print(line, end="", file=sys.stderr, flush=True)
             else:
                 sink = line.partition(" sink ")[2].partition(": ")[0]
                 self.commits.setdefault(sink, []).append(times)
