@@ -7,9 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
 
 import headrace
@@ -53,7 +51,7 @@ def test_the_version_of_the_workers_is_checked(spark, monkeypatch):
 def test_a_python_worker_is_prepared_for_small_batches(spark):
     """Spark's session here talks to its workers by TCP."""
 
-    def measured(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # local: pickled by value
+    def measured(_: int) -> tuple[int, bool]:  # local: pickled by value
         import gc
         import os
         import socket
@@ -61,18 +59,17 @@ def test_a_python_worker_is_prepared_for_small_batches(spark):
 
         from headrace.spark.python_process import prepare_process
 
-        for _ in batches:
-            prepare_process()
+        prepare_process()
         frame = sys._getframe()
-        while frame is not None and "outfile" not in frame.f_locals:
+        while frame.f_back is not None and "outfile" not in frame.f_locals:
             frame = frame.f_back
         with socket.socket(fileno=os.dup(frame.f_locals["outfile"].fileno())) as connection:
-            delayed = not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()], "delayed": [delayed]})
+            is_delayed = not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        return gc.get_freeze_count(), is_delayed
 
-    row = spark.range(0, 1, 1, 1).mapInArrow(measured, "frozen long, delayed boolean").first()
-    assert row.frozen > 1000  # the modules of PySpark and headrace
-    assert row.delayed is False
+    frozen, is_delayed = spark.sparkContext.parallelize([0], 1).map(measured).first()
+    assert frozen > 1000  # the modules of PySpark and headrace
+    assert not is_delayed
 
 
 @pytest.mark.slow
