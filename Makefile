@@ -1,6 +1,8 @@
 # Everything is run from here; `make test` and `make lint` set up what is missing by themselves.
 
 PYTHON ?= python3
+# Tests start hundreds of Python processes: without cached bytecode, each compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
@@ -11,17 +13,16 @@ KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx src/headrace/*/*/*.pyx $(WIRE)
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 SPARK := tests/spark tests/docs
 LIVE_VIEW := tests/ui
-NO_KERNEL := echo "kernel not compiled: testing the Python reference only"
 
-.PHONY: help setup demo test test-all test-units test-units-and-spark test-brokers test-quick test-spark test-many-queries test-ui lint bench \
-	bench-wire bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui faults-producer \
+.PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
+	bench-wire bench-producer bench-broker bench-legacy bench-cluster bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
 	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-spark |" \
-		"bench-spark-long | bench-ui"
+		"bench-spark-long | bench-ui | bench-revisions"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
 setup: .venv/.ready .venv/.kernel
@@ -41,28 +42,53 @@ demo: .venv/.ready .venv/.kernel
 .venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
 	@$(BIN)/python tools/setup_env.py kernel
 
-# Everything once, except slow tests of Spark and the live view. Two runs at a time: half of the time tests wait.
+# All tests but the slow ones of Spark and the live view. Three groups run at a time, because tests mostly wait; the
+# output of a group is printed when it is done. Groups are started in this order: the longest first.
+TEST_GROUPS := spark faults broker kafka cli-ui units-compiled units-python docs-either
+.PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel
-	@$(MAKE) --no-print-directory -j2 test-units-and-spark test-brokers
+	@echo "test: $(words $(TEST_GROUPS)) groups, about 12 minutes; each prints its output when it is done"
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target $(TEST_GROUPS:%=test-group-%)
 
-test-units-and-spark: test-units
-	@$(PYTEST) -m "not slow" $(LIVE_VIEW) $(SPARK)
-
-# Everything, with slow tests and all cells of the crash matrix: about two hours.
+# Also the slow tests and all cells of the crash matrix: about two hours.
 test-all: .venv/.ready .venv/.kernel
-	@$(MAKE) --no-print-directory test-units
-	@$(MAKE) --no-print-directory test-brokers
-	@HEADRACE_CRASH_MATRIX=all $(PYTEST) $(LIVE_VIEW) $(SPARK)
+	@HEADRACE_CRASH_MATRIX=all $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
+		NOT_SLOW= $(TEST_GROUPS:%=test-group-%)
 
-# What depends on a kernel runs on both.
-test-units: .venv/.ready .venv/.kernel
-	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q tests/unit && \
-		HEADRACE_KERNEL=python $(PYTEST) -q -m both_kernels tests/unit; \
-	else $(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) -q tests/unit; fi
+# Unit tests: what depends on a kernel runs on both.
+test-quick: .venv/.ready .venv/.kernel
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target UNITS_NOT_SLOW=1 test-group-units-compiled test-group-units-python
 
-test-brokers: .venv/.ready .venv/.kernel
-	@kernel=python; if $(KERNEL_EXISTS); then kernel=compiled; fi; \
-	HEADRACE_KERNEL=$$kernel $(PYTEST) tests --ignore=tests/unit $(SPARK:%=--ignore=%) $(LIVE_VIEW:%=--ignore=%)
+NOT_SLOW := -m "not slow"
+WITH_KERNEL := if $(KERNEL_EXISTS); then export HEADRACE_KERNEL=compiled; else export HEADRACE_KERNEL=python; fi;
+
+test-group-spark:
+	@$(PYTEST) $(NOT_SLOW) tests/spark
+
+test-group-docs-either:
+	@$(PYTEST) $(NOT_SLOW) tests/docs
+	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit
+
+test-group-broker:
+	@$(WITH_KERNEL) $(PYTEST) tests/broker
+
+test-group-kafka:
+	@$(WITH_KERNEL) $(PYTEST) tests/kafka
+
+test-group-faults:
+	@$(WITH_KERNEL) $(PYTEST) tests/faults
+
+test-group-cli-ui:
+	@$(WITH_KERNEL) $(PYTEST) tests/cli
+	@$(PYTEST) $(NOT_SLOW) $(LIVE_VIEW)
+
+test-group-units-compiled:
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q $(if $(UNITS_NOT_SLOW),-m "not slow") tests/unit; \
+	else echo "kernel not compiled: testing the Python reference only"; fi
+
+test-group-units-python:
+	@only=both_kernels; if ! $(KERNEL_EXISTS); then only="both_kernels or not both_kernels"; fi; \
+	HEADRACE_KERNEL=python $(PYTEST) -q -m "($$only)$(if $(UNITS_NOT_SLOW), and not slow)" tests/unit
 
 # Real Spark, real brokers, every page of the docs: a quarter of an hour.
 test-spark: .venv/.ready .venv/.kernel
@@ -79,11 +105,6 @@ crash-matrix: .venv/.ready .venv/.kernel
 # What `make test` does in a minute, in three, on both brokers: five queries in one driver, and kills meanwhile.
 test-many-queries: .venv/.ready .venv/.kernel
 	@HEADRACE_MANY_QUERIES_SECONDS=180 $(PYTEST) -s tests/spark/test_many_queries.py
-
-test-quick: .venv/.ready .venv/.kernel
-	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q -m "not slow" tests/unit && \
-		HEADRACE_KERNEL=python $(PYTEST) -q -m "both_kernels and not slow" tests/unit; \
-	else $(NO_KERNEL) && HEADRACE_KERNEL=python $(PYTEST) -q -m "not slow" tests/unit; fi
 
 lint: .venv/.ready
 	@$(BIN)/ruff check .
@@ -104,6 +125,10 @@ bench-broker: .venv/.ready .venv/.kernel
 
 bench-cluster: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.cluster
+
+# This tree against another one, in turns: BEFORE=../before, a checkout in which `make setup` has run.
+bench-revisions: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.revisions $(BEFORE) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-legacy: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.legacy

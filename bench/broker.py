@@ -30,7 +30,7 @@ APACHE, OURS = "Apache Kafka", "headrace"
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What is asked of both brokers, and by how much ours is to be ahead."""
+    """A measurement on both brokers, and the target ratio."""
 
     label: str
     arguments: tuple[str, ...]
@@ -128,7 +128,7 @@ def measure(folder: Path, rounds: int) -> dict[str, dict[str, dict[str, float]]]
 
 
 def hold_partitions(broker: Any) -> dict[str, float]:
-    """Make a topic of many partitions, write to each of them, and see what that takes."""
+    """Measure the creation of a topic with many partitions, and a write to each."""
     from headrace import Producer
 
     say(f"{PARTITIONS} partitions")

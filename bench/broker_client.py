@@ -1,7 +1,7 @@
-"""One load against one broker, in a process of its own: prints a line of JSON. Driven by bench.broker.
+"""One load against one broker, in a separate process: prints a line of JSON. Driven by bench.broker.
 
 The loads are of finished bytes, so that what is measured is the broker: requests are encoded once and sent again and
-again over one pipelined connection; answers are counted, not decoded.
+again over one pipelined connection; responses are counted, not decoded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.wire.records import encode
 
 SOCKET_SECONDS_MAX = 60
 IN_FLIGHT_BYTES = 1024 * 1024
-"""What is sent ahead of the answers: enough that the broker never waits for us."""
+"""Requests in flight: enough that the broker never waits for the client."""
 FETCH_BYTES = 1024 * 1024
 FETCHES_AHEAD = 2
 VALUE_BYTES = 100
@@ -38,14 +38,14 @@ def connect(bootstrap: str) -> socket.socket:
 
 
 def batch_of(size_bytes: int) -> bytes:
-    """A batch of 100-byte records that is no larger than asked for."""
+    """Return a batch of 100-byte records, of at most this size."""
     value = os.urandom(VALUE_BYTES)
     count = (size_bytes - 61) // (VALUE_BYTES + 9)
     return bytes(encode([Record(n, 1_700_000_000_000, None, value, ()) for n in range(count)]))
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """One answer with its size."""
+    """Read one response with its size."""
     data = _read(connection, 4)
     return data + _read(connection, _size.unpack(data)[0])
 
@@ -78,15 +78,15 @@ def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int, part
     ahead = max(2, IN_FLIGHT_BYTES // len(frame))
     with connect(bootstrap) as connection:
         connection.sendall(frame)
-        answer_bytes = len(read_frame(connection))  # all answers have this size
+        response_bytes = len(read_frame(connection))  # all responses have this size
         started = time.perf_counter()
-        sent = answered = received = 0
-        while answered < requests:
-            while sent < requests and sent - answered < ahead:
+        sent = completed = received = 0
+        while completed < requests:
+            while sent < requests and sent - completed < ahead:
                 connection.sendall(frame)
                 sent += 1
             received += len(connection.recv(65536))
-            answered = received // answer_bytes
+            completed = received // response_bytes
         seconds = time.perf_counter() - started
     return {"requests_per_s": requests / seconds, "mb_per_s": requests * len(batch) / seconds / 1e6}
 
@@ -107,22 +107,22 @@ def fetch(bootstrap: str, topic: str, total_bytes: int) -> dict[str, float]:
     room = bytearray(1024 * 1024)
     with connect(bootstrap) as connection:
         connection.sendall(frame)
-        answer_bytes = len(read_frame(connection))
-        fetches = total_bytes // answer_bytes
+        response_bytes = len(read_frame(connection))
+        fetches = total_bytes // response_bytes
         started = time.perf_counter()
-        sent = answered = received = 0
-        while answered < fetches:
-            while sent < fetches and sent - answered < FETCHES_AHEAD:
+        sent = completed = received = 0
+        while completed < fetches:
+            while sent < fetches and sent - completed < FETCHES_AHEAD:
                 connection.sendall(frame)
                 sent += 1
             received += connection.recv_into(room)
-            answered = received // answer_bytes
+            completed = received // response_bytes
         seconds = time.perf_counter() - started
-    return {"requests_per_s": fetches / seconds, "mb_per_s": fetches * answer_bytes / seconds / 1e6}
+    return {"requests_per_s": fetches / seconds, "mb_per_s": fetches * response_bytes / seconds / 1e6}
 
 
 def transactions(bootstrap: str, topic: str, count: int) -> dict[str, float]:
-    """One after the other, one record each, by our own producer."""
+    """One record at a time, with headrace's producer."""
     from headrace import Producer
 
     with Producer({"bootstrap.servers": bootstrap, "transactional.id": f"bench-{os.getpid()}"}) as producer:

@@ -43,7 +43,7 @@ Samples = defaultdict[str, defaultdict[str, list[float]]]
 
 
 class Cluster:
-    """What both clusters are asked for."""
+    """The settings of both clusters."""
 
     def __init__(self, bootstrap: str, kill: Callable[[int], object], start: Callable[[int], object]) -> None:
         from confluent_kafka.admin import AdminClient
@@ -60,7 +60,7 @@ class Cluster:
         self.wait_in_sync(name)
 
     def wait_in_sync(self, topic: str) -> None:
-        """All copies are there, and each broker leads what it should."""
+        """Wait until all replicas are in sync and the preferred leaders lead."""
         from tests.support.waiting import eventually
 
         eventually(f"all copies of {topic} in sync", lambda: self._is_in_sync(topic), IN_SYNC_SECONDS_MAX)
@@ -70,27 +70,29 @@ class Cluster:
         return bool(partitions) and all(len(one.isrs) == COPIES and one.leader > 0 for one in partitions.values())
 
     def _partitions(self, topic: str) -> dict[int, Any]:
-        found: dict[int, Any] = self._admin.list_topics(topic, timeout=IN_SYNC_SECONDS_MAX).topics[topic].partitions
-        return found
+        partitions: dict[int, Any] = (
+            self._admin.list_topics(topic, timeout=IN_SYNC_SECONDS_MAX).topics[topic].partitions
+        )
+        return partitions
 
     def leader(self, topic: str, partition: int) -> tuple[int, str]:
-        """Its number and address."""
+        """Return the id and address of the leader."""
         metadata = self._admin.list_topics(topic, timeout=IN_SYNC_SECONDS_MAX)
         number: int = metadata.topics[topic].partitions[partition].leader
         return number, f"{metadata.brokers[number].host}:{metadata.brokers[number].port}"
 
     def ends(self, topic: str, partitions: int) -> list[int]:
-        """Where partitions end now."""
+        """Return the end offsets of the partitions."""
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = self._admin.list_offsets({TopicPartition(topic, number): latest for number in range(partitions)})
-        return [future.result(timeout=IN_SYNC_SECONDS_MAX).offset for future in asked.values()]
+        futures = self._admin.list_offsets({TopicPartition(topic, number): latest for number in range(partitions)})
+        return [future.result(timeout=IN_SYNC_SECONDS_MAX).offset for future in futures.values()]
 
 
 def throughput(cluster: Cluster, topic: str, partitions: int, total_bytes: int) -> float:
-    """MB/s of all partitions together, each over a connection of its own to its leader."""
+    """MB/s of all partitions together, each over a separate connection to its leader."""
     before = cluster.ends(topic, partitions)
     command = [sys.executable, "-m", "bench.broker_client", "produce", f"--batch-bytes={BATCH_BYTES}"]
     clients = []
@@ -108,13 +110,13 @@ def throughput(cluster: Cluster, topic: str, partitions: int, total_bytes: int) 
     if any(client.returncode for client in clients):
         raise SystemExit(f"producing to {topic} failed on {cluster.bootstrap}")
     written = sum(cluster.ends(topic, partitions)) - sum(before)
-    if written * (VALUE_BYTES + 20) < total_bytes:  # answers are not looked at: refusals are quick
+    if written * (VALUE_BYTES + 20) < total_bytes:  # responses are not checked, and errors are fast
         raise SystemExit(f"{topic} has {written} more records on {cluster.bootstrap}: not all were taken")
     return sum(float(json.loads(text.splitlines()[-1])["mb_per_s"]) for text in printed)
 
 
 def fail_over(cluster: Cluster, topic: str) -> float:
-    """Seconds from the death of a leader to the acknowledgement of a record that was sent after it."""
+    """Seconds from the kill of a leader to the acknowledgement of a record that was sent after it."""
     from headrace import Producer
 
     partition = next(number for number in range(COPIES) if cluster.leader(topic, number)[0] != CONTROLLER)
@@ -123,11 +125,11 @@ def fail_over(cluster: Cluster, topic: str) -> float:
     with Producer(bootstrap_servers=cluster.bootstrap, acks="all") as producer:
 
         def send(begun: float) -> None:
-            def told(_: object, error: Exception | None) -> None:
+            def on_delivery(_: object, error: Exception | None) -> None:
                 if error is None and begun >= killed:
                     acknowledged.append(time.monotonic())
 
-            producer.send(topic, b"x" * VALUE_BYTES, partition=partition, on_delivery=told)
+            producer.send(topic, b"x" * VALUE_BYTES, partition=partition, on_delivery=on_delivery)
 
         for _ in range(SETTLED_RECORDS):
             producer.send(topic, b"x" * VALUE_BYTES, partition=partition).result(FAIL_OVER_SECONDS_MAX)
@@ -214,7 +216,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--total-bytes", type=int, default=200_000_000, help="of a load")
     options = parser.parse_args()
-    logging.getLogger("headrace").setLevel(logging.ERROR)  # that a killed broker does not answer is no news
+    logging.getLogger("headrace").setLevel(logging.ERROR)  # a killed broker does not respond
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every start of ours would compile it anew
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         samples = measure(Path(folder), options.rounds, options.total_bytes)

@@ -6,7 +6,7 @@ on a connection of its own. In the end the broker must be alive and right: what 
 traceback was printed, memory is bounded.
 
 The good client's topic is not named in the frames, and nothing in them is authorised to stop the broker: whatever else
-they ask for (topics, groups, transactions) may happen.
+they change (topics, groups, transactions) may happen.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from headrace.wire.layout import Record
 from headrace.wire.records import encode
 
 FRAMES_AHEAD = 3
-"""Frames that go out before an answer is waited for; a broken one ends the connection."""
+"""Frames that go out before a response is awaited; a broken one ends the connection."""
 PATIENCE_SECONDS = 0.05
 _MARK = 0x5A17C0DE
-QUESTION = b"".join(encode_request(ApiVersionsRequest(), 0, _MARK, "fuzz"))
-ANSWER = struct.pack(">ih", _MARK, 0)
+REQUEST = b"".join(encode_request(ApiVersionsRequest(), 0, _MARK, "fuzz"))
+RESPONSE = struct.pack(">ih", _MARK, 0)
 MEMORY_GROWTH_MB_MAX = 150
 GOOD_EVERY = 20  # connections
 GOOD_TOPIC = "good"
@@ -44,7 +44,7 @@ GOOD_TOPIC = "good"
 
 @dataclass(slots=True)
 class Report:
-    """What a run saw."""
+    """The counts of a run."""
 
     frames: int = 0
     connections: int = 0
@@ -57,24 +57,24 @@ class Report:
 
 
 def seeds() -> list[bytes]:
-    """A well-filled request for every API and version, and produce requests that carry real batches."""
-    found = []
+    """A request with all fields set for every API and version, and produce requests with valid batches."""
+    frames = []
     for key, (first, last, _) in SUPPORTED.items():
         for version in range(first, last + 1):
             message = filled(request_class(key), version)
-            found.append(b"".join(encode_request(message, version, 7, "fuzz")))
+            frames.append(b"".join(encode_request(message, version, 7, "fuzz")))
     records = [Record(n, 1_700_000_000_000, b"key", b"value", (("h", b"v"),)) for n in range(3)]
     for codec in range(5):
         data = [PartitionProduceData(partition_index=0, records=bytes(encode(records, codec=codec)))]
         produce = ProduceRequest(
             acks=1, timeout_ms=100, topic_data=[TopicProduceData(name="text", partition_data=data)]
         )
-        found += [b"".join(encode_request(produce, version, 7, "fuzz")) for version in (3, 9, 12)] * 5
-    return found
+        frames += [b"".join(encode_request(produce, version, 7, "fuzz")) for version in (3, 9, 12)] * 5
+    return frames
 
 
 def frames(rng: random.Random, corpus: list[bytes]) -> Iterator[bytes]:
-    """Mutated frames: the size prefix fits, but for one in twenty."""
+    """Yield mutated frames; one in twenty has a wrong size prefix."""
     while True:
         seed = rng.choice(corpus)
         body = mutate(seed[4:], rng)
@@ -85,9 +85,9 @@ def frames(rng: random.Random, corpus: list[bytes]) -> Iterator[bytes]:
 
 
 def attack(port: int, stream: Iterator[bytes], count: int) -> tuple[int, bool]:
-    """Send up to `count` frames over one connection; how many went out, and whether the broker closed it.
+    """Send up to `count` frames over one connection; return how many were sent, and whether the broker closed it.
 
-    A few at a time, and then a proper question: its answer says that the broker has dealt with what came before.
+    A few at a time, then a valid request: its response shows that the broker has handled those before.
     """
     sent = 0
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
@@ -95,13 +95,13 @@ def attack(port: int, stream: Iterator[bytes], count: int) -> tuple[int, bool]:
             while sent < count:
                 burst = [next(stream) for _ in range(min(FRAMES_AHEAD, count - sent))]
                 sent += len(burst)
-                connection.sendall(b"".join([*burst, QUESTION]))
-                answer = b""
-                while ANSWER not in answer:
+                connection.sendall(b"".join([*burst, REQUEST]))
+                response = b""
+                while RESPONSE not in response:
                     data = connection.recv(1 << 20)
                     if not data:
                         return sent, True
-                    answer = answer[-len(ANSWER) :] + data
+                    response = response[-len(RESPONSE) :] + data
         except TimeoutError:  # a fetch that may wait, a size prefix that promised more
             return sent, False
         except OSError:
@@ -110,7 +110,7 @@ def attack(port: int, stream: Iterator[bytes], count: int) -> tuple[int, bool]:
 
 
 class GoodClient:
-    """Writes records and reads them back, all the time."""
+    """Writes records and reads them back continuously."""
 
     def __init__(self, bootstrap: str) -> None:
         from tests.support.peers.connection import Connection
@@ -120,9 +120,9 @@ class GoodClient:
 
     def turn(self) -> None:
         record = Record(0, 1_700_000_000_000, None, b"%d" % self.written, ())
-        answer = self._connection.produce(GOOD_TOPIC, bytes(encode([record])))
-        if answer.error_code or answer.base_offset != self.written:
-            raise SystemExit(f"the good client was told {answer} for record {self.written}")
+        response = self._connection.produce(GOOD_TOPIC, bytes(encode([record])))
+        if response.error_code or response.base_offset != self.written:
+            raise SystemExit(f"the valid client got {response} for record {self.written}")
         self.written += 1
 
     def check(self) -> None:
@@ -130,8 +130,8 @@ class GoodClient:
 
         offset = 0
         while offset < self.written:
-            answer = self._connection.fetch(GOOD_TOPIC, offset=offset)
-            for batch in batches_of(answer):
+            response = self._connection.fetch(GOOD_TOPIC, offset=offset)
+            for batch in batches_of(response):
                 for record in batch.records():
                     if record.offset >= offset:
                         assert record.value == b"%d" % record.offset, record

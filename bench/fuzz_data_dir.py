@@ -50,7 +50,7 @@ from tests.support.data_dir_image import CLEAN, FACTS, KILLED, OPTIONS, Facts, p
 CASES = 1000
 CASE_SECONDS_MAX = 60.0
 CLUSTER_EVERY = 4
-"""One case in so many is of three brokers."""
+"""One case in this many has three brokers."""
 SECOND_START_EVERY = 3
 BROKERS = 3
 LINES_SHOWN_MAX = 30
@@ -77,7 +77,7 @@ ALWAYS = {
 
 @dataclass
 class Outcome:
-    """What became of a case."""
+    """The outcome of a case."""
 
     case: int
     brokers: int
@@ -105,7 +105,7 @@ def plan(seed: int, brokers: int) -> list[tuple[str, str, str]]:
 
 
 def run_case(images: dict[int, Path], seed: int, case: int, scratch: Path) -> Outcome:
-    """One damage, and what brokers make of it."""
+    """Damage one file, start brokers on it, and return the outcome."""
     brokers = BROKERS if case % CLUSTER_EVERY == CLUSTER_EVERY - 1 else 1
     rng = random.Random(f"{seed}/{case}")
     planned = plan(seed, brokers)
@@ -170,7 +170,7 @@ def _judge(outcome: Outcome, damage: Damage, image: Path, stop: str, root: Path,
 
 
 def in_child(work: Callable[[], str], seconds_max: float) -> str | None:
-    """The result of a function in a process of its own; None if it has none in time, and is killed."""
+    """Run a function in a separate process and return its result; None if it is killed after the timeout."""
     receiving, sending = os.pipe()
     pid = os.fork()
     if pid == 0:

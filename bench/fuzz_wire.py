@@ -34,7 +34,7 @@ SMALL_INPUT_MEMORY_BYTES = 64 * 1024
 MEMORY_FACTOR = 600  # for larger inputs: a struct of twenty fields may come from its shortest form
 DECOMPRESSED_BYTES_MAX = 32 * 1024
 INPUT_SECONDS_MAX = 1.0
-MEMORY_SAMPLE = 20  # tracing is slow: one input in so many
+MEMORY_SAMPLE = 20  # tracing is slow: one input in this many
 
 INTERESTING = [0, 1, 0x7F, 0x80, 0xFF]
 NUMBERS = [n.to_bytes(4, "big", signed=True) for n in (-1, -2, 0, 1, 0x7FFFFFFF, -0x80000000, 0x00FFFFFF)] + [
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(slots=True)
 class Result:
-    """What a run saw."""
+    """The counts of a run."""
 
     inputs: int = 0
     accepted: int = 0
@@ -67,7 +67,7 @@ class Result:
 
 
 def corpus() -> list[Target]:
-    """Every decoder there is, with a seed."""
+    """Yield every decoder, with a valid input."""
     return [*_message_targets(), *_record_targets(), *_other_targets()]
 
 
@@ -81,7 +81,7 @@ def _message_targets() -> Iterator[Target]:
 
 
 def filled(cls: type[Struct], version: int) -> Any:
-    """A message with something in every field of a version: two items in every array, all tags set."""
+    """Return a message with all fields of a version set: two items in every array, all tags set."""
     values: dict[str, Any] = {}
     for name, spec in cls.fields.items():
         if version in spec.versions:
@@ -151,7 +151,7 @@ def _record_targets() -> Iterator[Target]:
 
 
 def mended(data: bytes) -> bytes:
-    """The same with the right checksum, if it is long enough to have one."""
+    """Return the data with a correct checksum, if it is long enough to have one."""
     if len(data) < HEADER_BYTES:
         return data
     return data[:17] + kernel.crc32c(data[21:]).to_bytes(4, "big") + data[21:]
@@ -188,24 +188,24 @@ def _other_targets() -> Iterator[Target]:
 
 
 def mutate(seed: bytes, chance: random.Random) -> bytes:
-    """One to four changes."""
+    """Return the data with one to four changes."""
     data = bytearray(seed)
     for _ in range(chance.randint(1, 4)):
-        place = chance.randrange(len(data) + 1)
+        position = chance.randrange(len(data) + 1)
         match chance.randrange(6):
-            case 0 if place < len(data):
-                data[place] ^= 1 << chance.randrange(8)
-            case 1 if place < len(data):
-                data[place] = chance.choice(INTERESTING)
+            case 0 if position < len(data):
+                data[position] ^= 1 << chance.randrange(8)
+            case 1 if position < len(data):
+                data[position] = chance.choice(INTERESTING)
             case 2:
-                data[place:place] = chance.randbytes(chance.randint(1, 8))
+                data[position:position] = chance.randbytes(chance.randint(1, 8))
             case 3:
-                del data[place : place + chance.randint(1, 8)]
+                del data[position : position + chance.randint(1, 8)]
             case 4:
                 number = chance.choice(NUMBERS)
-                data[place : place + len(number)] = number
+                data[position : position + len(number)] = number
             case 5 if chance.random() < 0.3:
-                del data[place:]
+                del data[position:]
     return bytes(data)
 
 
@@ -214,7 +214,7 @@ def run(inputs: int, seed: int, show: Callable[[int], None] | None = None) -> Re
     chance = random.Random(seed)
     targets = corpus()
     for target in targets:
-        target.decode(target.seed)  # accepted as it stands, and compiled
+        target.decode(target.seed)  # accepted without a change; compiles the codec
     result = Result()
     for number in range(inputs):
         target = targets[number % len(targets)]

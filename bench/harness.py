@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Case:
-    """Something to time: `run` does `operations` of whatever the unit counts."""
+    """A function to measure: `run` does `operations` operations."""
 
     name: str
     run: Callable[[], object]

@@ -45,7 +45,7 @@ JVM_OPTIONS = ("-Xmx1g", "-Xms1g")
 TODAY, SINGLE, LISTS = "today's send()", "0.8 async, single messages", "0.8 async, lists"
 ROUND_TRIP, SYNC = "bare round trip", "0.8 sync send()"
 TARGETS = (
-    # what, ours, theirs, at most so many times slower
+    # what, ours, theirs, how many times slower at most
     ("async, single messages", SINGLE, TODAY, 3.0),
     ("async, lists", LISTS, TODAY, 3.0),
     ("sync", SYNC, ROUND_TRIP, 1.5),
@@ -85,7 +85,7 @@ def send_today(bootstrap: str, count: int) -> None:
 
 @contextmanager
 def round_trip(endpoint: Endpoint) -> Iterator[Callable[[], object]]:
-    """Ask and wait, with a request that was made beforehand: what no producer can go below."""
+    """Send a prepared request and wait for the response: the lower bound of any producer."""
     data = message_sets.encode([Record(0, NO_TIMESTAMP, None, VALUE, ())], magic=0)
     part = PartitionProduceData(partition_index=0, records=data)
     topics = [TopicProduceData(name=LATENCY_TOPIC, partition_data=[part])]
@@ -94,23 +94,23 @@ def round_trip(endpoint: Endpoint) -> Iterator[Callable[[], object]]:
     with socket.create_connection(endpoint, TIMEOUT_MS / 1000) as connected:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-        def ask() -> None:
+        def send_request() -> None:
             connected.sendall(frame)
             assert connected.recv(4096)
 
-        yield ask
+        yield send_request
 
 
 def measure_latency_us(bootstrap: str, count: int) -> dict[str, float]:
-    """Medians, one call of the one after one call of the other."""
+    """Return medians of calls that alternate between the cases."""
     taken: defaultdict[str, list[float]] = defaultdict(list)
     message = KeyedMessage(LATENCY_TOPIC, VALUE)
     with (
         Producer(metadata_broker_list=bootstrap, request_required_acks=ACKS) as producer,
-        round_trip(parse(bootstrap)[0]) as ask,
+        round_trip(parse(bootstrap)[0]) as send_request,
     ):
         cases: tuple[tuple[str, Callable[[], object]], ...] = (
-            (ROUND_TRIP, ask),
+            (ROUND_TRIP, send_request),
             (SYNC, lambda: producer.send(message)),
         )
         for number in range(count):
@@ -125,7 +125,7 @@ def measure_latency_us(bootstrap: str, count: int) -> dict[str, float]:
 def measure(bootstrap: str, rounds: int, messages: int, calls: int) -> dict[str, dict[str, float]]:
     """Medians by case: µs a message or a call, and of CPU."""
     samples: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
-    # Today's is so much faster that it gets more to do, lest its start count for more than the rest.
+    # Today's is so much faster that it sends more records; otherwise its start would dominate.
     senders = ((TODAY, send_today, 4 * messages), (SINGLE, send_single, messages), (LISTS, send_lists, messages))
     for number in range(WARM_UP_ROUNDS + rounds):
         for name, send, count in senders:
@@ -174,7 +174,7 @@ def show(results: dict[str, dict[str, float]], rows: list[dict[str, Any]]) -> No
 
 @contextmanager
 def running_broker(kind: str) -> Iterator[str]:
-    """The address of a broker with the topic."""
+    """Yield the address of a broker with the topic."""
     if kind == "headrace":
         from headrace.broker import EmbeddedBroker
 

@@ -115,10 +115,10 @@ def java_performance(
     command += [f"linger.ms={linger_ms}", f"batch.size={batch_bytes}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS_MAX, check=True)
     last = done.stdout.strip().splitlines()[-1]
-    found = re.search(r"([\d.]+) records/sec.*?(\d+) ms 50th.*?(\d+) ms 99th", last)
-    if found is None:
+    match = re.search(r"([\d.]+) records/sec.*?(\d+) ms 50th.*?(\d+) ms 99th", last)
+    if match is None:
         raise SystemExit(f"ProducerPerformance said: {last}")
-    return {"records_per_s": float(found[1]), "p50_ms": float(found[2]), "p99_ms": float(found[3])}
+    return {"records_per_s": float(match[1]), "p50_ms": float(match[2]), "p99_ms": float(match[3])}
 
 
 def measure(bootstrap: str, jars: Path, rounds: int) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""One producer of `make bench-producer`, in a process of its own: sends, and prints one line of JSON.
+"""One producer of `make bench-producer`, in a separate process: sends, and prints one line of JSON.
 
 python -m bench.producer_client CLIENT --bootstrap … --topic … --records … [options]
 """
@@ -40,19 +40,19 @@ def timed(records: int, run: Callable[[], None]) -> dict[str, float]:
 def headrace(options: argparse.Namespace, kind: str) -> dict[str, float]:
     from headrace.producer.producer import Producer
 
-    told = {} if options.view is None else {"metric.reporters": "view", "view.url": options.view}
+    reporting = {} if options.view is None else {"metric.reporters": "view", "view.url": options.view}
     producer = Producer(
-        told, bootstrap_servers=options.bootstrap, batch_size=options.batch_bytes, linger_ms=LINGER_MS, acks="all"
+        reporting, bootstrap_servers=options.bootstrap, batch_size=options.batch_bytes, linger_ms=LINGER_MS, acks="all"
     )
     topic, count = options.topic, options.records
     for _ in range(1000):
         producer.send(topic, VALUE)
     producer.flush()
-    answered = 0
+    responded = 0
 
     def on_delivery(metadata: Any, error: Any) -> None:
-        nonlocal answered
-        answered += 1
+        nonlocal responded
+        responded += 1
 
     def plain() -> None:
         send = producer.send
@@ -71,7 +71,7 @@ def headrace(options: argparse.Namespace, kind: str) -> dict[str, float]:
         for _ in range(count):
             send(topic, VALUE, on_delivery=on_delivery)
         producer.flush()
-        assert answered == count, (answered, count)
+        assert responded == count, (responded, count)
 
     if kind == "arrow":
         result = timed(count, _arrow_run(producer, topic, count))
@@ -83,7 +83,7 @@ def headrace(options: argparse.Namespace, kind: str) -> dict[str, float]:
 
 
 def _view_cpu_seconds() -> float:
-    """Of the thread that reports to a live view, if there is one."""
+    """Return the CPU time of the thread that reports to a live view, if there is one."""
     clocks = (
         time.pthread_getcpuclockid(thread.ident)
         for thread in threading.enumerate()
@@ -93,7 +93,7 @@ def _view_cpu_seconds() -> float:
 
 
 def _arrow_run(producer: Any, topic: str, count: int) -> Callable[[], None]:
-    """The rows are made, and what reads them is imported, before the clock runs: as for all the others."""
+    """Rows and imports are prepared before the measurement, as for the other clients."""
     import pyarrow as pa
 
     rows = 100_000
@@ -126,11 +126,11 @@ def confluent(options: argparse.Namespace, kind: str) -> dict[str, float]:
     for _ in range(1000):
         producer.produce(topic, VALUE)
     producer.flush()
-    answered = 0
+    responded = 0
 
     def on_delivery(error: Any, message: Any) -> None:
-        nonlocal answered
-        answered += 1
+        nonlocal responded
+        responded += 1
 
     def run() -> None:
         produce, keys = producer.produce, KEYS
@@ -198,7 +198,7 @@ def kafka_python(options: argparse.Namespace, kind: str) -> dict[str, float]:
 
 
 def blast(options: argparse.Namespace, kind: str) -> dict[str, float]:
-    """Finished batches over one socket, five requests in flight: what the broker can take."""
+    """Send prepared batches over one socket, five requests in flight: the upper bound of the broker."""
     from headrace.wire import frames
     from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
     from headrace.wire.framing import FrameReader
@@ -217,7 +217,8 @@ def blast(options: argparse.Namespace, kind: str) -> dict[str, float]:
             TopicProduceData(
                 name=options.topic,
                 partition_data=[
-                    PartitionProduceData(partition_index=place, records=sealed) for place in range(options.partitions)
+                    PartitionProduceData(partition_index=partition, records=sealed)
+                    for partition in range(options.partitions)
                 ],
             )
         ],
@@ -229,8 +230,8 @@ def blast(options: argparse.Namespace, kind: str) -> dict[str, float]:
     reader = FrameReader(frames.FRAME_BYTES_MAX)
 
     def run() -> None:
-        waiting, answered, sent = 0, 0, 0
-        while answered < requests:
+        waiting, responded, sent = 0, 0, 0
+        while responded < requests:
             while waiting < 5 and sent < requests:
                 left = deque(frames.encode_request(request, 9, sent, "blast"))
                 while left:
@@ -243,10 +244,10 @@ def blast(options: argparse.Namespace, kind: str) -> dict[str, float]:
                         done -= len(part)
                 sent += 1
                 waiting += 1
-            answers: list[Buffer] = []
-            reader.feed(sock.recv(65536), answers)
-            answered += len(answers)
-            waiting -= len(answers)
+            responses: list[Buffer] = []
+            reader.feed(sock.recv(65536), responses)
+            responded += len(responses)
+            waiting -= len(responses)
 
     return timed(requests * batch.record_count * options.partitions, run)
 

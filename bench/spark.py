@@ -136,8 +136,8 @@ def verdicts(rates: Figures, phases: Figures) -> list[dict[str, Any]]:
         for how in sorted({label.partition(", ")[2] for label in rates["source"]}):
             judge(f"source to connector: {how}", ratio("source", f"headrace, {how}", f"kafka, {how}"), "≥", 2.7)
     if "embedded" in rates:
-        found = ratio("embedded", "headrace, embedded broker", "dropped in Python")
-        judge("sink on the embedded broker, to rows dropped", found, "≥", 0.6)
+        measured = ratio("embedded", "headrace, embedded broker", "dropped in Python")
+        judge("sink on the embedded broker, to rows dropped", measured, "≥", 0.6)
     if phases:
         ours, connector, floor = (phases[job][WHOLE] for job in (OURS, CONNECTOR, FLOOR))
         judge("small batch, exactly-once, to connector", ours / connector, "≤", 1.2)
@@ -184,7 +184,7 @@ def main() -> int:
         result = measure(Path(folder), options.rounds, options.only, options.rows)
     seconds = result["seconds"]
     rates = {
-        part: {label: result["rows"] / statistics.median(found) for label, found in by_job.items()}
+        part: {label: result["rows"] / statistics.median(measured) for label, measured in by_job.items()}
         for part, by_job in seconds.items()
     }
     phases = {label: medians(batches) for label, batches in result["batches"].items()}

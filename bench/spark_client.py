@@ -35,7 +35,7 @@ STREAM_ROWS = 100
 STREAM_BATCHES = 20
 STREAM_WARM_UP_BATCHES = 8
 STREAM_SECONDS_MAX = 120
-# As large as producers are told to make them where throughput counts; Spark's connector is measured both ways.
+# The usual size for throughput; Spark's connector is measured both ways.
 TUNED = {"kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
 PARTS = ("sink", "source", "embedded", "stream")
 STREAM_ROUNDS = 2
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Topics:
-    """A new topic for every write: none is slower for what the others have left in it."""
+    """A new topic for every write, so that none depends on earlier ones."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -65,7 +65,7 @@ class Topics:
 
 
 class Rounds:
-    """The jobs, each of which gives the seconds it took."""
+    """The jobs. Each returns the seconds it took."""
 
     def __init__(self, spark: SparkSession, kafka: Topics, embedded: Topics, rows: int) -> None:
         self._spark = spark
@@ -73,8 +73,8 @@ class Rounds:
         self._embedded = embedded
         self._rows = rows
         self._frame = keyed_rows(spark, rows).persist()
-        found = self._frame.count()
-        assert found == rows, found
+        result = self._frame.count()
+        assert result == rows, result
 
     # -- sinks ---------------------------------------------------------------------------------
 
@@ -98,9 +98,9 @@ class Rounds:
         topic = topics.new()
         try:
             seconds = self._timed_save(kind, {"kafka.bootstrap.servers": topics.bootstrap, "topic": topic, **options})
-            found = self._read(kind="headrace", topics=topics, topic=topic).count()
-            if found != self._rows:
-                raise SystemExit(f"{kind} {options} wrote {self._rows} rows, and {found} are there")
+            result = self._read(kind="headrace", topics=topics, topic=topic).count()
+            if result != self._rows:
+                raise SystemExit(f"{kind} {options} wrote {self._rows} rows, and {result} are there")
         finally:
             topics.remove(topic)
         return seconds
@@ -113,7 +113,7 @@ class Rounds:
     # -- sources -------------------------------------------------------------------------------
 
     def source_jobs(self) -> dict[str, Callable[[], float]]:
-        """Topics as others have written them: by Spark's connector as it is, and with large batches."""
+        """Write topics with Spark's connector, with its defaults and with large batches."""
         small, large = self._filled({}), self._filled(TUNED)
         reads = (("noop", small, "small"), ("noop", large, "large"), ("aggregate", large, "large"))
         return {
@@ -161,7 +161,7 @@ class Rounds:
         return {label: partial(self._stream, kind, options) for label, (kind, options) in jobs.items()}
 
     def _stream(self, kind: str, options: dict[str, str]) -> list[Milliseconds]:
-        """What Spark says that each small batch took, phase by phase, once the query runs smoothly."""
+        """Return the phases of each small batch after the warm-up, as Spark reports them."""
         topic = self._kafka.new()
         options = {"kafka.bootstrap.servers": self._kafka.bootstrap, "topic": topic, **options}
         source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", STREAM_ROWS)
@@ -199,7 +199,7 @@ def say(text: str) -> None:
 
 
 def take_turns(jobs: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Results by job. One round more is for the compilers, and does not count."""
+    """Return the results by job. The first round is a warm-up and does not count."""
     samples: dict[str, list[T]] = {label: [] for label in jobs}
     for number in range(-1, rounds):
         for label, job in random.Random(number).sample(list(jobs.items()), len(jobs)):
@@ -220,13 +220,13 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    # A query that is stopped in the middle of a batch says so in its log, at length: that is no news here.
+    # A query that is stopped during a batch logs a long error, which is expected here.
     settings = {"spark.jars": options.jars, "spark.driver.memory": "4g"}
     spark = session("headrace-bench", "local[*]", settings, log_level="OFF")
     kafka, embedded = Topics(options.kafka), Topics(options.embedded)
     spark.dataSource.register(EmptyDataSource)
     rounds = Rounds(spark, kafka, embedded, options.rows)
-    wanted = options.only.split(",")
+    parts = options.only.split(",")
     seconds: dict[str, dict[str, list[float]]] = {}
     batches: dict[str, list[Milliseconds]] = {}
     try:
@@ -235,9 +235,9 @@ def main() -> None:
             ("source", rounds.source_jobs),
             ("embedded", rounds.embedded_jobs),
         ):
-            if part in wanted:
+            if part in parts:
                 seconds[part] = take_turns(jobs(), options.rounds)
-        if "stream" in wanted:
+        if "stream" in parts:
             for label, runs in take_turns(rounds.stream_jobs(), STREAM_ROUNDS).items():
                 batches[label] = [batch for run in runs for batch in run]
     finally:

@@ -37,7 +37,7 @@ KEPT = {"retention.bytes": str(512 << 20), "segment.bytes": str(128 << 20), "fil
 
 
 class Watch:
-    """Samples what the run does, on a thread of its own."""
+    """Samples the progress of the run, on a separate thread."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = AdminClient(bootstrap)
@@ -60,12 +60,12 @@ class Watch:
         while not self._stopped.wait(SAMPLE_SECONDS):
             for pid, peak_mb in worker_peaks_mb().items():
                 self.peaks_mb[pid] = max(peak_mb, self.peaks_mb.get(pid, 0.0))
-            found = self._admin.list_offsets(ends)
-            self.written.append((time.monotonic(), sum(one.offset for one in found.values())))
+            result = self._admin.list_offsets(ends)
+            self.written.append((time.monotonic(), sum(end.offset for end in result.values())))
             say(f"{self.written[-1][1]:,} rows, the largest worker {max(self.peaks_mb.values(), default=0):.0f} MB")
 
     def rates(self) -> list[float]:
-        """Rows a second, from sample to sample, while rows came."""
+        """Return the rows per second between samples, while there were any."""
         pairs = zip(self.written, self.written[1:], strict=False)
         rates = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs]
         busy = [number for number, rate in enumerate(rates) if rate > 0]
@@ -73,8 +73,8 @@ class Watch:
 
 
 def worker_peaks_mb() -> dict[int, float]:
-    """The most memory that each Python process of Spark below this one has had so far."""
-    found: dict[int, float] = {}
+    """Return the peak memory of each Python process of Spark below this one."""
+    result: dict[int, float] = {}
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -87,8 +87,8 @@ def worker_peaks_mb() -> dict[int, float]:
         pid = int(folder.name)
         parents[pid] = int(fields["PPid"])
         if b"pyspark" in command and b"java" not in command.split(b"\0")[0] and "VmHWM" in fields:
-            found[pid] = int(fields["VmHWM"].split()[0]) / 1024
-    return {pid: peak for pid, peak in found.items() if pid != os.getpid() and _is_below(pid, os.getpid(), parents)}
+            result[pid] = int(fields["VmHWM"].split()[0]) / 1024
+    return {pid: peak for pid, peak in result.items() if pid != os.getpid() and _is_below(pid, os.getpid(), parents)}
 
 
 def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
@@ -135,20 +135,20 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # brokers and gigabytes are not left behind
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        found = measure(Path(folder), options.rows)
-    flat = found["rate_last_third"] / found["rate_first_third"]
-    peak = found["worker_peak_mb"]
+        result = measure(Path(folder), options.rows)
+    flat = result["rate_last_third"] / result["rate_first_third"]
+    peak = result["worker_peak_mb"]
     targets = [
         ("peak memory of a Python worker, MB", peak, f"< {WORKER_MB_MAX}", peak < WORKER_MB_MAX),
         ("rate of the last third to the first", flat, f"≥ {FLAT_MIN}", flat >= FLAT_MIN),
     ]
     if options.json:
         rows = [{"what": what, "value": value, "target": target, "met": met} for what, value, target, met in targets]
-        print(json.dumps({"result": found, "targets": rows}, indent=2))
+        print(json.dumps({"result": result, "targets": rows}, indent=2))
     else:
         print(
-            f"{found['rows']:,} keyed rows of {VALUE_BYTES} bytes in {found['seconds']:.0f} s: "
-            f"{found['rows_per_s']:,.0f} rows/s, by {found['workers']} Python processes"
+            f"{result['rows']:,} keyed rows of {VALUE_BYTES} bytes in {result['seconds']:.0f} s: "
+            f"{result['rows_per_s']:,.0f} rows/s, by {result['workers']} Python processes"
         )
         for what, value, target, met in targets:
             print(f"{what:40} {value:8.2f}  {target:>6}  {'met' if met else 'MISSED'}")

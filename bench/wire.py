@@ -1,4 +1,4 @@
-"""`make bench-wire`: what a record and a message cost, side by side with kafka-python, aiokafka and kio."""
+"""`make bench-wire`: the cost of a record and a message, compared with kafka-python, aiokafka and kio."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def column_cases() -> list[Case]:
     spare: list[bytearray] = []
 
     def encoder(partitions: int, keyed: bool) -> Callable[[], list[memoryview]]:
-        places = columns.partition_for_keys(key, partitions)
+        positions = columns.partition_for_keys(key, partitions)
 
         def encode() -> list[memoryview]:
             encoded = columns.encode(
                 value,
                 key=key if keyed else None,
-                partition=places,
+                partition=positions,
                 partition_count=partitions,
                 now_ms=TIMESTAMP,
                 batch_bytes_max=BATCH_BYTES,
@@ -160,7 +160,9 @@ def message_cases() -> list[Case]:
         topic_data=[
             TopicProduceData(
                 name="orders",
-                partition_data=[PartitionProduceData(partition_index=place, records=batch) for place in range(10)],
+                partition_data=[
+                    PartitionProduceData(partition_index=partition, records=batch) for partition in range(10)
+                ],
             )
         ],
     )
@@ -187,9 +189,13 @@ def message_cases() -> list[Case]:
 def _metadata() -> MetadataResponse:
     partitions = [
         MetadataResponsePartition(
-            partition_index=place, leader_id=place % 3, leader_epoch=5, replica_nodes=(0, 1, 2), isr_nodes=(0, 1, 2)
+            partition_index=partition,
+            leader_id=partition % 3,
+            leader_epoch=5,
+            replica_nodes=(0, 1, 2),
+            isr_nodes=(0, 1, 2),
         )
-        for place in range(12)
+        for partition in range(12)
     ]
     return MetadataResponse(
         cluster_id="Some22CharactersOfId00",

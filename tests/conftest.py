@@ -1,4 +1,4 @@
-"""Fixtures for every layer of tests. See tests/support/peers for what they hand out."""
+"""Fixtures for all test folders; their classes are in tests/support/peers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ KAFKA_VERSIONS = ("4.3.0", "3.9.1")
 HEADRACE_OPTIONS = {
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.num.partitions": 4,
-    # Samples may be old, and nothing is to vanish under a test.
+    # Samples may be old, and must not be deleted during a test.
     "log.retention.ms": -1,
 }
 
 
 def pytest_configure() -> None:
-    """A run in the background of a shell has Ctrl-C ignored, and so would all that it starts: tests send some."""
+    """Restore SIGINT, which a shell ignores for background jobs: tests send it to processes that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first run on a machine downloads and builds in the middle of a test: let it."""
+    """Extend the timeout of tests that download and build on the first run."""
     has_jars = all(maven.jars_folder(version).exists() for version in KAFKA_VERSIONS)
     is_ready = {
         "kafka_jars": has_jars,
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails on our own broker shows what that one said."""
+    """Add the log of the headrace broker to the report of a failed test."""
     report = yield
     if report.failed:
         for value in getattr(item, "funcargs", {}).values():
@@ -64,7 +64,7 @@ def kafka_jars() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def java(tmp_path_factory: pytest.TempPathFactory) -> JavaRunner:
-    """Runs a Java source file with arguments on a folder of jars and returns what it prints."""
+    """Runs a Java source file with arguments on a folder of jars and returns its output."""
     return JavaRunner(tmp_path_factory.mktemp("java"))
 
 
@@ -78,19 +78,19 @@ def java_client(java: JavaRunner, kafka_jars: Callable[[str], Path]) -> Iterator
 
 @pytest.fixture(scope="session")
 def kafka(kafka_jars: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
-    """A running Apache Kafka 4.3, one for the whole run: use topics, groups and transactional ids of your own."""
+    """Apache Kafka 4.3, shared by all tests: use unique topics, groups and transactional ids."""
     yield from _running("4.3.0", kafka_jars, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def kafka39(kafka_jars: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
-    """A running Apache Kafka 3.9, the last one that takes message sets."""
+    """Apache Kafka 3.9, the last version that accepts message sets."""
     yield from _running("3.9.1", kafka_jars, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def headrace_broker() -> Iterator[Broker]:
-    """Our own broker, one for the whole run, with the settings of the Apache Kafka that it is compared with."""
+    """The headrace broker, shared by all tests, with the settings of the Apache Kafka it is compared with."""
     from headrace.broker import EmbeddedBroker
     from tests.support.peers.embedded import OwnBroker
 
@@ -104,7 +104,7 @@ def headrace_broker() -> Iterator[Broker]:
 
 @pytest.fixture(scope="session", params=["apache", "headrace"])
 def either(request: pytest.FixtureRequest) -> Broker:
-    """Apache Kafka 4.3, then our own broker: what passes on the one has to pass on the other."""
+    """Apache Kafka 4.3, then the headrace broker: tests must pass on both."""
     broker: Broker = request.getfixturevalue({"apache": "kafka", "headrace": "headrace_broker"}[request.param])
     return broker
 

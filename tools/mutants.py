@@ -65,7 +65,7 @@ def apply(mutant: Mutant, tree: Path) -> None:
 
 
 def run_test(test: str, tree: Path) -> bool:
-    """Run a test in `tree`: does it pass? One that does not end in time fails."""
+    """Run a test in `tree`; return whether it passes. A timeout is a failure."""
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test],
         cwd=tree,
@@ -87,16 +87,16 @@ def run_test(test: str, tree: Path) -> bool:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Of a process that imports headrace from `tree`. No bytecode: a mutant may be as long as the original."""
+    """Return the environment for imports from `tree`, without bytecode: a mutant may be as long as the original."""
     return {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def check_import(tree: Path) -> None:
     """Raise unless tests in `tree` import headrace from there: the installed one has no mutants."""
     command = [sys.executable, "-c", "import headrace; print(headrace.__file__)"]
-    found = subprocess.check_output(command, cwd=tree, env=environment(tree), text=True).strip()
-    if not Path(found).is_relative_to(tree):
-        raise MutantError(f"headrace is imported from {found}, expected from {tree / 'src'}")
+    path = subprocess.check_output(command, cwd=tree, env=environment(tree), text=True).strip()
+    if not Path(path).is_relative_to(tree):
+        raise MutantError(f"headrace is imported from {path}, expected from {tree / 'src'}")
 
 
 def copy_tree(target: Path) -> None:

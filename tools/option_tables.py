@@ -1,4 +1,4 @@
-"""Tables of options for the docs, made from the declarations when the pages are built: they cannot be out of date.
+"""Tables of options for the docs, from the declarations, when the pages are built.
 
     <!-- options: producer -->  in a page  →  a table of all options, and a list of those that change nothing here
 
@@ -72,14 +72,14 @@ SETS: dict[str, Callable[[], Mapping[str, Option]]] = {
 
 
 def table(name: str) -> str:
-    """The options of a set in Markdown, the important ones first."""
+    """Return the options of a set as Markdown, important ones first."""
     options = sorted(SETS[name]().items(), key=lambda pair: _IMPORTANCE[pair[1].importance])
     rows = [_row(shown, option) for shown, option in options if not option.no_effect]
     lines = ["| option | default | allowed | what it does |", "|---|---|---|---|", *rows]
     idle = sorted((option.no_effect, shown) for shown, option in options if option.no_effect)
     if idle:
         reasons = sorted({reason for reason, _ in idle})
-        lines += ["", "Known, and without effect; whoever sets one of them is told so:", ""]
+        lines += ["", "Accepted without effect; setting one logs a warning:", ""]
         for reason in reasons:
             names = ", ".join(f"`{shown}`" for why, shown in idle if why == reason)
             lines.append(f"- {names}: {reason}.")
@@ -104,7 +104,7 @@ def _row(shown: str, option: Option) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text as it may stand in a table: code stays code, and nothing else is taken for Markdown or HTML."""
+    """Escape a text for a table: Markdown and HTML, except code."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else _plain(part) for part in parts).replace("|", "\\|")
 
@@ -116,7 +116,7 @@ def _plain(text: str) -> str:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
     markdown = markdown.replace(_SETTINGS_MARK, settings_table())
-    return _MARK.sub(lambda found: table(found["name"]), markdown)
+    return _MARK.sub(lambda match: table(match["name"]), markdown)
 
 
 if __name__ == "__main__":

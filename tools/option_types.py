@@ -57,7 +57,11 @@ def render() -> str:
                 "ProducerOptions", "Options of `Producer`, `AsyncProducer` and `MockProducer`.", PRODUCER_OPTIONS
             ),
             _typed_dict("LegacyProducerOptions", "Options of the 0.8 producer.", LEGACY_OPTIONS),
-            _typed_dict("BrokerOptions", "Options of `EmbeddedBroker` and `EmbeddedCluster`.", BROKER_OPTIONS),
+            _typed_dict(
+                "BrokerOptions",
+                "Options of `EmbeddedBroker` and `EmbeddedCluster` that have an effect.",
+                {name: option for name, option in BROKER_OPTIONS.items() if not option.no_effect},
+            ),
         ]
     )
 
@@ -70,7 +74,7 @@ def _typed_dict(name: str, doc: str, options: Mapping[str, Option]) -> str:
 
 
 def _type_of(option: Option) -> str:
-    if option.name == "sasl.plain.users":
+    if option.accepts_mapping:
         return "str | Secret | Mapping[str, str] | None"
     if isinstance(option.check, OneOf) and any(choice.isdigit() for choice in option.check.choices):
         return "str | int | None"  # acks=1

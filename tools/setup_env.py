@@ -30,7 +30,7 @@ ERROR_LINES_SHOWN = 15
 
 
 class StepError(Exception):
-    """A step that the environment cannot do without has failed; the message says what to do."""
+    """A required step failed; the message has the remedy."""
 
 
 def main() -> None:
@@ -69,9 +69,9 @@ def move_to_new_enough_python() -> None:
         if path and subprocess.call([path, "-c", ""], stderr=subprocess.DEVNULL) == 0:
             print(f"setup: python3 is {sys.version.split()[0]}, using {path}", flush=True)
             os.execv(path, [path, *sys.argv])
-    wanted = ".".join(map(str, PYTHON_MIN))
+    minimum = ".".join(map(str, PYTHON_MIN))
     sys.exit(
-        f"setup: headrace needs Python {wanted} or newer; {sys.executable} is {sys.version.split()[0]} "
+        f"setup: headrace needs Python {minimum} or newer; {sys.executable} is {sys.version.split()[0]} "
         f"and none of {', '.join(PYTHONS_NEWER)} runs. "
         "Install one, or name it: make setup PYTHON=/path/to/python"
     )
@@ -99,7 +99,7 @@ def venv_with_pip() -> bool:
 
 
 def venv_with_borrowed_pip() -> bool:
-    """For Debian without python3-venv, where ensurepip is missing: a pip from elsewhere fills the venv."""
+    """Install pip into the venv from outside, for Debian without python3-venv (no ensurepip)."""
     if not succeeds([sys.executable, "-m", "venv", "--clear", "--without-pip", VENV]):
         return False
     pips = [[sys.executable, "-m", "pip"], ["pip3"], ["pip"]]
@@ -132,15 +132,15 @@ def make_kernel() -> None:
 
 
 def compile_kernel() -> str:
-    """Compile in place; the answer says why there is no kernel, and is empty when there is one."""
+    """Compile in place. Return why there is no kernel; empty if there is one."""
     if not (WIRE / "_kernel.pyx").exists():
         return "there is no _kernel.pyx"
-    # Asked of the environment's Python, which need not be the one that runs this script.
-    question = "import sysconfig as s; print(s.get_config_var('CC') or 'cc'); print(s.get_path('include'))"
-    answer = run([VENV_PYTHON, "-c", question])
-    if answer.returncode != 0:
-        raise StepError(f".venv has no working Python; run `make clean setup`:\n{last_lines(answer.stdout)}")
-    default_compiler, headers = answer.stdout.splitlines()
+    # From the environment's Python, which need not be the one that runs this script.
+    code = "import sysconfig as s; print(s.get_config_var('CC') or 'cc'); print(s.get_path('include'))"
+    output = run([VENV_PYTHON, "-c", code])
+    if output.returncode != 0:
+        raise StepError(f".venv has no working Python; run `make clean setup`:\n{last_lines(output.stdout)}")
+    default_compiler, headers = output.stdout.splitlines()
     compiler = (os.environ.get("CC") or default_compiler).split()[0]
     if not shutil.which(compiler):
         return f"no C compiler ({compiler} not found)"

@@ -1,4 +1,4 @@
-"""Try the wheel as a user would: an empty environment, the wheel, and what README.md and examples/ say.
+"""Test the wheel in an empty environment with README.md and examples/.
 
     dist/*.whl → a fresh environment → pytest tests/docs, with that environment's interpreter as the reader's
 
@@ -26,11 +26,11 @@ def main() -> None:
         python = Path(folder) / "bin" / "python"
         run(sys.executable, "-m", "venv", folder)
         run(str(python), "-m", "pip", "install", "--quiet", f"{wheel}[{EXTRAS}]", *ALSO)
-        found = subprocess.check_output(
+        path = subprocess.check_output(
             [python, "-c", "import headrace; print(headrace.__file__)"], cwd=folder, text=True
         )
-        if not found.startswith(folder):
-            sys.exit(f"the environment imports headrace from {found.strip()}, and not from the wheel")
+        if not path.startswith(folder):
+            sys.exit(f"the environment imports headrace from {path.strip()}, and not from the wheel")
         environment = {**os.environ, "HEADRACE_DOCS_PYTHON": str(python)}
         run(sys.executable, "-m", "pytest", *TESTS, "-k", "README or example", cwd=ROOT, env=environment)
 

@@ -1,4 +1,4 @@
-"""A broker of our own for the whole run, and connections to it."""
+"""A shared headrace broker, and connections to it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.support.topics import unique
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
-    """In a process of its own: use topics, groups and transactional ids of your own."""
+    """A broker in a process, shared by all tests: use unique topics, groups and transactional ids."""
     with EmbeddedBroker(num_partitions=1) as running:
         yield running
 
 
 @pytest.fixture
 def connection(broker: EmbeddedBroker) -> Iterator[Connection]:
-    """A socket to it."""
+    """A connection to the shared broker."""
     with Connection(broker.bootstrap) as made:
         yield made
 

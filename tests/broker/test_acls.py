@@ -24,7 +24,6 @@ from headrace.errors import Code
 from headrace.wire.api.access import AclCreation, CreateAclsRequest, DescribeAclsRequest
 from headrace.wire.api.metadata import DescribeClusterRequest, MetadataRequest
 from headrace.wire.api.transactions import InitProducerIdRequest
-from tests.support.asking import ask
 from tests.support.peers.connection import Connection
 from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
 from tests.support.topics import unique
@@ -173,9 +172,9 @@ def test_a_transaction_needs_permission_for_its_id(guarded, admin, topic):
 def test_a_producer_id_needs_a_writable_topic(guarded, admin, topic):
     with Connection(guarded.at["PLAINTEXT"]) as connection:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
-        assert ask(connection, request, 4).error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+        assert connection.call(request, 4).error_code == Code.CLUSTER_AUTHORIZATION_FAILED
         allow(admin, on_topic(topic, AclOperation.WRITE, principal="User:ANONYMOUS"))
-        assert ask(connection, request, 4).error_code == Code.NONE
+        assert connection.call(request, 4).error_code == Code.NONE
 
 
 def test_topics_without_describe_permission_are_hidden(guarded, admin, topic):
@@ -282,10 +281,10 @@ def test_an_invalid_acl_is_rejected_and_the_others_are_created(guarded, admin, t
     allow(admin, binding(ResourceType.BROKER, CLUSTER, AclOperation.ALL, principal="User:ANONYMOUS"))
     with Connection(guarded.at["PLAINTEXT"]) as connection:
         request = CreateAclsRequest(creations=[AclCreation(**{**fields, **changes}), AclCreation(**fields)])
-        response = ask(connection, request, 3)
+        response = connection.call(request, 3)
         assert [row.error_code for row in response.results] == [Code.INVALID_REQUEST, Code.NONE]
         assert response.results[0].error_message
-        described = ask(connection, EVERYTHING.replace(resource_type_filter=2, resource_name_filter=topic), 3)
+        described = connection.call(EVERYTHING.replace(resource_type_filter=2, resource_name_filter=topic), 3)
         assert len(described.resources[0].acls) == 1
 
 
@@ -296,17 +295,17 @@ def test_clients_get_their_authorized_operations(guarded, admin, topic):
         binding(ResourceType.BROKER, CLUSTER, AclOperation.CREATE, principal="User:ANONYMOUS"),
     )
     with Connection(guarded.at["PLAINTEXT"]) as connection:
-        cluster = ask(connection, DescribeClusterRequest(include_cluster_authorized_operations=True), 0)
+        cluster = connection.call(DescribeClusterRequest(include_cluster_authorized_operations=True), 0)
         assert cluster.cluster_authorized_operations == 1 << 5
-        response = ask(connection, MetadataRequest(topics=None, include_topic_authorized_operations=True), 8)
+        response = connection.call(MetadataRequest(topics=None, include_topic_authorized_operations=True), 8)
         matching = {row.name: row.topic_authorized_operations for row in response.topics}
         assert matching[topic] == 1 << 3 | 1 << 8
 
 
 def test_without_an_authorizer_acls_are_disabled(connection):
-    response = ask(connection, EVERYTHING, 3)
+    response = connection.call(EVERYTHING, 3)
     assert response.error_code == Code.SECURITY_DISABLED
     rule = AclCreation(
         resource_type=2, resource_name="x", principal="User:ann", host="*", operation=3, permission_type=3
     )
-    assert ask(connection, CreateAclsRequest(creations=[rule]), 3).results[0].error_code == Code.SECURITY_DISABLED
+    assert connection.call(CreateAclsRequest(creations=[rule]), 3).results[0].error_code == Code.SECURITY_DISABLED

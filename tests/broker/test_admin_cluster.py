@@ -32,7 +32,6 @@ from headrace.wire.api.topics import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from tests.support.asking import ask
 from tests.support.topics import unique
 
 SECONDS = 20
@@ -44,7 +43,7 @@ ADMIN_KEYS = (17, 21, 29, 30, 31, 32, 33, 35, 36, 37, 43, 44, 45, 46, 48, 49, 50
     [(key, version) for key in ADMIN_KEYS for version in range(SUPPORTED[key].first, SUPPORTED[key].last + 1)],
 )
 def test_every_advertised_version_gets_a_response(connection, key, version):
-    ask(connection, request_class(key)(), version)
+    connection.call(request_class(key)(), version)
 
 
 def fill(broker, topic, count):
@@ -56,7 +55,7 @@ def fill(broker, topic, count):
 def delete(connection, topic, offset, partition=0):
     row = DeleteRecordsPartition(partition_index=partition, offset=offset)
     request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=topic, partitions=[row])], timeout_ms=1000)
-    ((response,),) = (topic.partitions for topic in ask(connection, request, 2).topics)
+    ((response,),) = (topic.partitions for topic in connection.call(request, 2).topics)
     return response.error_code, response.low_watermark
 
 
@@ -87,7 +86,7 @@ def grow(connection, topic, count, assignments=None, *, validate_only=False, tim
         rows = [CreatePartitionsAssignment(broker_ids=brokers) for brokers in assignments]
     requested = CreatePartitionsTopic(name=topic, partition_count=count, assignments=rows)
     request = CreatePartitionsRequest(topics=[requested] * times, timeout_ms=1000, validate_only=validate_only)
-    (result,) = ask(connection, request, 3).results
+    (result,) = connection.call(request, 3).results
     assert bool(result.error_message) == bool(result.error_code)
     return result.error_code
 
@@ -116,7 +115,7 @@ def test_invalid_partition_counts_are_rejected(connection, topic):
 
 def test_log_dirs_are_described(broker, connection, topic):
     def partitions(**options):
-        (result,) = ask(connection, DescribeLogDirsRequest(**options), 4).results
+        (result,) = connection.call(DescribeLogDirsRequest(**options), 4).results
         assert result.error_code == 0
         assert result.log_dir == str(broker.data_dir)
         assert result.total_bytes > result.usable_bytes > 0
@@ -138,7 +137,7 @@ def test_log_dirs_are_described(broker, connection, topic):
 
 def test_a_standalone_broker_needs_no_election(connection, topic):
     def elect(topics, **options):
-        response = ask(connection, ElectLeadersRequest(topic_partitions=topics, **options), 2)
+        response = connection.call(ElectLeadersRequest(topic_partitions=topics, **options), 2)
         rows = [row.error_code for each in response.replica_election_results for row in each.partition_result]
         return response.error_code, rows
 
@@ -152,7 +151,7 @@ def test_a_standalone_broker_keeps_its_partitions(connection, topic):
     def move(replicas, index=0, name=topic):
         row = ReassignablePartition(partition_index=index, replicas=replicas)
         request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=name, partitions=[row])])
-        ((response,),) = (each.partitions for each in ask(connection, request, 1).responses)
+        ((response,),) = (each.partitions for each in connection.call(request, 1).responses)
         return response.error_code
 
     assert move([1]) == Code.NONE
@@ -163,14 +162,14 @@ def test_a_standalone_broker_keeps_its_partitions(connection, topic):
     assert move(None) == Code.NO_REASSIGNMENT_IN_PROGRESS
     assert move([1], index=9) == Code.UNKNOWN_TOPIC_OR_PARTITION
     assert move([1], name="no-such-topic") == Code.UNKNOWN_TOPIC_OR_PARTITION
-    response = ask(connection, ListPartitionReassignmentsRequest(), 0)
+    response = connection.call(ListPartitionReassignmentsRequest(), 0)
     assert (response.error_code, response.topics) == (Code.NONE, ())
 
 
 def test_feature_levels_are_fixed(connection):
     def update(name, level, version=1):
         request = UpdateFeaturesRequest(feature_updates=[FeatureUpdateKey(feature=name, max_version_level=level)])
-        response = ask(connection, request, version)
+        response = connection.call(request, version)
         return response.error_code or next((row.error_code for row in response.results), Code.NONE)
 
     assert update("transaction.version", 2) == Code.NONE
@@ -182,19 +181,19 @@ def test_feature_levels_are_fixed(connection):
 
 
 def test_the_cluster_is_one_broker(broker, connection):
-    response = ask(connection, DescribeClusterRequest(include_cluster_authorized_operations=True), 2)
+    response = connection.call(DescribeClusterRequest(include_cluster_authorized_operations=True), 2)
     assert response.controller_id == 1
     (node,) = response.brokers
     assert f"{node.host}:{node.port}" == broker.bootstrap
     assert response.cluster_id
     assert response.cluster_authorized_operations > 0
-    assert ask(connection, DescribeClusterRequest(), 0).cluster_authorized_operations == -0x80000000
-    assert ask(connection, DescribeClusterRequest(endpoint_type=2), 1).error_code == Code.MISMATCHED_ENDPOINT_TYPE
-    assert ask(connection, DescribeClusterRequest(endpoint_type=3), 1).error_code == Code.UNSUPPORTED_ENDPOINT_TYPE
+    assert connection.call(DescribeClusterRequest(), 0).cluster_authorized_operations == -0x80000000
+    assert connection.call(DescribeClusterRequest(endpoint_type=2), 1).error_code == Code.MISMATCHED_ENDPOINT_TYPE
+    assert connection.call(DescribeClusterRequest(endpoint_type=3), 1).error_code == Code.UNSUPPORTED_ENDPOINT_TYPE
 
 
 def test_a_standalone_broker_cannot_be_unregistered(connection):
     for node_id, code in ((1, Code.INVALID_REQUEST), (2, Code.BROKER_ID_NOT_REGISTERED)):
-        response = ask(connection, UnregisterBrokerRequest(broker_id=node_id), 0)
+        response = connection.call(UnregisterBrokerRequest(broker_id=node_id), 0)
         assert response.error_code == code
         assert response.error_message

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,7 @@ from headrace.broker.catalog.topics import PartitionRegistration
 from headrace.broker.cluster import follower, forwarding
 from headrace.broker.ports import free_port
 from headrace.errors import Code
-from headrace.wire.api.access import AclCreation, CreateAclsRequest, CreateAclsResponse
+from headrace.wire.api.access import AclCreation, CreateAclsRequest
 from headrace.wire.api.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalConfig,
@@ -25,21 +25,17 @@ from headrace.wire.api.configs import (
 )
 from headrace.wire.api.metadata import (
     DescribeClusterRequest,
-    DescribeClusterResponse,
     FindCoordinatorRequest,
-    FindCoordinatorResponse,
 )
 from headrace.wire.api.topics import (
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     CreateTopicsRequest,
-    CreateTopicsResponse,
     DeleteTopicsRequest,
 )
 from headrace.wire.api.transactions import InitProducerIdRequest, InitProducerIdResponse
-from headrace.wire.schema import Message, RequestMessage
 from tests.support.broker_in_loop import broker_in_loop
-from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
+from tests.support.cluster_in_loop import cluster_in_loop, create, made, metadata, send_request, until
 from tests.support.group_rig import on_loop
 
 
@@ -52,7 +48,7 @@ async def test_every_broker_returns_all_brokers_and_the_controller(tmp_path: Pat
             seen = await metadata(broker)
             assert {(node.node_id, node.port, node.rack) for node in seen.brokers} == addresses
             assert (seen.controller_id, seen.cluster_id) == (1, cluster_id)
-            described = cast("DescribeClusterResponse", await asked(broker, DescribeClusterRequest(), 2))
+            described = await send_request(broker, DescribeClusterRequest(), 2)
             assert {(node.broker_id, node.port, node.rack) for node in described.brokers} == addresses
             assert (described.controller_id, described.cluster_id) == (1, cluster_id)
 
@@ -63,22 +59,22 @@ async def test_topics_can_be_created_extended_and_deleted_on_any_broker(tmp_path
         for broker in brokers:
             name = f"at-{broker.node_id}"
             await made(broker, create(name, 6, 3))
-            for other in brokers:  # at once: the answer came when all had heard of it
+            for other in brokers:  # at once: the response came when all knew it
                 (topic,) = (await metadata(other, name)).topics
                 assert topic.error_code == 0
                 assert sorted(row.leader_id for row in topic.partitions) == [1, 1, 2, 2, 3, 3]
                 assert all(sorted(row.replica_nodes) == sorted(row.isr_nodes) == [1, 2, 3] for row in topic.partitions)
             grown = CreatePartitionsTopic(name=name, partition_count=7, assignments=None)
-            response: Any = await asked(broker, CreatePartitionsRequest(topics=[grown]), 3)
+            response: Any = await send_request(broker, CreatePartitionsRequest(topics=[grown]), 3)
             assert [row.error_code for row in response.results] == [0]
             assert all(len(broker1.catalog.topics.by_name[name].partitions) == 7 for broker1 in brokers)
             change = IncrementalConfigsResource(
                 resource_type=2, resource_name=name, configs=[IncrementalConfig(name="retention.ms", value="5000")]
             )
-            await asked(broker, IncrementalAlterConfigsRequest(resources=[change]), 1)
+            await send_request(broker, IncrementalAlterConfigsRequest(resources=[change]), 1)
             assert all(broker1.log_config(name).retention_ms == 5000 for broker1 in brokers)
         for broker in brokers:
-            response = await asked(broker, DeleteTopicsRequest(topic_names=[f"at-{broker.node_id}"]), 5)
+            response = await send_request(broker, DeleteTopicsRequest(topic_names=[f"at-{broker.node_id}"]), 5)
             assert [row.error_code for row in response.responses] == [0]
         assert all(not broker1.catalog.topics.by_name for broker1 in brokers)
         assert all(not broker1.catalog.configs.of(TOPIC, "at-2") for broker1 in brokers)
@@ -113,9 +109,9 @@ async def test_a_rejection_by_the_controller_is_returned_by_the_forwarding_broke
     tmp_path: Path, request_: CreateTopicsRequest, code: Code
 ) -> None:
     async with cluster_in_loop(tmp_path) as brokers:
-        answers = [cast("CreateTopicsResponse", await asked(broker, request_, 7)) for broker in brokers]
-        assert [row.error_code for answer in answers for row in answer.topics] == [code] * 3
-        assert len({answer.topics[0].error_message for answer in answers}) == 1
+        responses = [(await send_request(broker, request_, 7)) for broker in brokers]
+        assert [row.error_code for response in responses for row in response.topics] == [code] * 3
+        assert len({response.topics[0].error_message for response in responses}) == 1
 
 
 @on_loop
@@ -135,8 +131,8 @@ async def test_coordinators_are_distributed_and_every_broker_returns_them(tmp_pa
     async with cluster_in_loop(tmp_path, 3, options) as brokers:
         request = FindCoordinatorRequest(coordinator_keys=[f"group-{n}" for n in range(30)])
         coordinators: list[dict[str, tuple[int, int]]] = []
-        for broker in reversed(brokers):  # the first one to ask is not the controller
-            response = cast("FindCoordinatorResponse", await asked(broker, request, 4))
+        for broker in reversed(brokers):  # the first one is not the controller
+            response = await send_request(broker, request, 4)
             assert {row.error_code for row in response.coordinators} == {0}
             coordinators.append({row.key: (row.node_id, row.port) for row in response.coordinators})
         assert coordinators[0] == coordinators[1] == coordinators[2]
@@ -161,8 +157,8 @@ async def test_acls_created_on_one_broker_apply_on_all(tmp_path: Path) -> None:
             operation=3,
             permission_type=3,
         )
-        answer = cast("CreateAclsResponse", await asked(brokers[1], CreateAclsRequest(creations=[rule]), 3))
-        assert [row.error_code for row in answer.results] == [0]
+        response = await send_request(brokers[1], CreateAclsRequest(creations=[rule]), 3)
+        assert [row.error_code for row in response.results] == [0]
         assert all(len(broker.catalog.acls.rules) == 1 for broker in brokers)
 
 
@@ -172,19 +168,17 @@ async def test_producer_ids_are_unique_across_brokers(tmp_path: Path) -> None:
         taken: list[int] = []
         for _ in range(3):
             for broker in brokers:
-                answer = await until_asked(broker, InitProducerIdRequest(transactional_id=None), 4)
-                assert isinstance(answer, InitProducerIdResponse)
-                taken.append(answer.producer_id)
+                taken.append((await initialized_producer(broker)).producer_id)
         assert len(set(taken)) == 9
         assert {producer_id // 1000 for producer_id in taken} == {0, 1, 2}  # a block for each
 
 
-async def until_asked(broker: Broker, request: RequestMessage[Message], version: int) -> Message:
-    """Return the response when the coordinator is loaded."""
+async def initialized_producer(broker: Broker) -> InitProducerIdResponse:
+    """Return the response to InitProducerId when the coordinator is loaded."""
     for _ in range(100):
-        answer: Any = await asked(broker, request, version)
-        if answer.error_code != Code.COORDINATOR_LOAD_IN_PROGRESS:
-            return cast("Message", answer)
+        response = await send_request(broker, InitProducerIdRequest(transactional_id=None), 4)
+        if response.error_code != Code.COORDINATOR_LOAD_IN_PROGRESS:
+            return response
         await asyncio.sleep(0.02)
     raise TimeoutError("timed out waiting for the coordinator to load")
 
@@ -227,7 +221,7 @@ def test_a_broker_without_its_controller_starts_but_leads_nothing(
         async with broker_in_loop(tmp_path / "2", **second) as broker2:
             (topic,) = (await metadata(broker2, "t")).topics
             assert topic.partitions[0].leader_id == -1
-            refused = cast("CreateTopicsResponse", await asked(broker2, create("later"), 7))
+            refused = await send_request(broker2, create("later"), 7)
             assert refused.topics[0].error_code == Code.REQUEST_TIMED_OUT
             assert "the controller does not respond" in (refused.topics[0].error_message or "")
             async with broker_in_loop(tmp_path / "1", **first):

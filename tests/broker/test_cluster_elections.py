@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,6 @@ from headrace.wire.api.cluster_admin import (
     ReassignableTopic,
     TopicPartitions,
     UnregisterBrokerRequest,
-    UnregisterBrokerResponse,
 )
 from headrace.wire.api.configs import (
     IncrementalAlterConfigsRequest,
@@ -28,19 +27,16 @@ from headrace.wire.api.configs import (
 )
 from headrace.wire.api.inter_broker import (
     AlterPartitionRequest,
-    AlterPartitionResponse,
     BrokerState,
     PartitionData,
     TopicData,
 )
 from headrace.wire.api.metadata import (
     DescribeClusterRequest,
-    DescribeClusterResponse,
     DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
 )
 from tests.support.broker_in_loop import broker_in_loop
-from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, until
+from tests.support.cluster_in_loop import cluster_in_loop, create, made, send_request, until
 from tests.support.group_rig import on_loop
 
 
@@ -70,7 +66,7 @@ async def test_only_the_leader_can_change_the_in_sync_set(tmp_path: Path) -> Non
         epochs = {node: row.epoch for node, row in broker1.catalog.brokers.by_id.items()}
 
         async def refused(request: AlterPartitionRequest) -> int:
-            response = cast("AlterPartitionResponse", await asked(broker1, request, 3))
+            response = await send_request(broker1, request, 3)
             return response.error_code or response.topics[0].partitions[0].error_code
 
         assert await refused(alter_isr(broker2, topic, epochs, leader_epoch=-1)) == Code.FENCED_LEADER_EPOCH
@@ -104,7 +100,7 @@ async def test_a_preferred_election_moves_leadership_to_the_first_replica(tmp_pa
         elect = ElectLeadersRequest(election_type=0, topic_partitions=[TopicPartitions(topic="t", partitions=[0])])
 
         async def code(request: ElectLeadersRequest = elect) -> int:
-            response: Any = await asked(brokers[2], request, 2)
+            response: Any = await send_request(brokers[2], request, 2)
             return int(response.replica_election_results[0].partition_result[0].error_code)
 
         assert await code() == Code.ELECTION_NOT_NEEDED
@@ -139,7 +135,7 @@ async def test_a_smaller_min_isr_clears_the_eligible_leader_replicas(tmp_path: P
         assert (topic.partitions[0].isr, topic.partitions[0].elr) == ((1,), (2,))
         less = IncrementalConfig(name="min.insync.replicas", value="1")
         change = IncrementalConfigsResource(resource_type=2, resource_name="t", configs=[less])
-        await asked(brokers[2], IncrementalAlterConfigsRequest(resources=[change]), 1)
+        await send_request(brokers[2], IncrementalAlterConfigsRequest(resources=[change]), 1)
         assert (topic.partitions[0].isr, topic.partitions[0].elr) == ((1,), ())
 
 
@@ -166,7 +162,7 @@ async def test_a_reassignment_moves_a_partition_and_deletes_its_old_folder(tmp_p
         async def move(replicas: list[int] | None) -> int:
             row = ReassignablePartition(partition_index=0, replicas=replicas)
             request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name="t", partitions=[row])])
-            response: Any = await asked(brokers[2], request, 1)
+            response: Any = await send_request(brokers[2], request, 1)
             return int(response.responses[0].partitions[0].error_code)
 
         assert await move(None) == Code.NO_REASSIGNMENT_IN_PROGRESS
@@ -177,7 +173,7 @@ async def test_a_reassignment_moves_a_partition_and_deletes_its_old_folder(tmp_p
         assert (partitions[0][0].leader, set(partitions[0][0].isr)) == (4, {3, 4})
         assert (partitions[0][0].adding, partitions[0][0].removing) == ((), ())
         await until("1 has it no more", lambda: not (tmp_path / "1" / "t-0").exists())
-        listed: Any = await asked(brokers[1], ListPartitionReassignmentsRequest(), 0)
+        listed: Any = await send_request(brokers[1], ListPartitionReassignmentsRequest(), 0)
         assert listed.topics == ()
 
 
@@ -188,7 +184,7 @@ async def test_clients_get_the_eligible_leader_replicas(tmp_path: Path) -> None:
         await made(brokers[0], create("t", 0, 0, [1, 2]))
         await brokers[1].stop()
         request = DescribeTopicPartitionsRequest(response_partition_limit=10)
-        returned = cast("DescribeTopicPartitionsResponse", await asked(brokers[0], request, 0))
+        returned = await send_request(brokers[0], request, 0)
         (row,) = returned.topics[0].partitions
         assert (row.leader_id, row.isr_nodes, row.eligible_leader_replicas) == (1, (1,), (2,))
         assert row.offline_replicas == (2,)
@@ -207,11 +203,9 @@ async def test_an_unregistered_broker_is_a_new_one_if_it_comes_back(tmp_path: Pa
         assert (partition.isr, partition.elr) == ((1,), (3,))
 
         async def forget(node_id: int) -> int:
-            answer = cast(
-                "UnregisterBrokerResponse", await asked(broker2, UnregisterBrokerRequest(broker_id=node_id), 0)
-            )
-            assert bool(answer.error_message) is bool(answer.error_code)
-            return answer.error_code
+            response = await send_request(broker2, UnregisterBrokerRequest(broker_id=node_id), 0)
+            assert bool(response.error_message) is bool(response.error_code)
+            return response.error_code
 
         assert await forget(1) == Code.INVALID_REQUEST
         assert await forget(9) == Code.BROKER_ID_NOT_REGISTERED
@@ -219,8 +213,8 @@ async def test_an_unregistered_broker_is_a_new_one_if_it_comes_back(tmp_path: Pa
         assert await forget(3) == Code.BROKER_ID_NOT_REGISTERED
         for broker in (broker1, broker2):
             described = DescribeClusterRequest(include_fenced_brokers=True)
-            answer = cast("DescribeClusterResponse", await asked(broker, described, 2))
-            assert [row.broker_id for row in answer.brokers] == [1, 2]
+            response = await send_request(broker, described, 2)
+            assert [row.broker_id for row in response.brokers] == [1, 2]
             partition = broker.catalog.topics.by_name["t"].partitions[0]
             assert (partition.replicas, partition.isr, partition.elr) == (
                 (1, 3),

@@ -44,7 +44,7 @@ QUICK = {"broker.session.timeout.ms": 1_500, "broker.heartbeat.interval.ms": 100
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[EmbeddedCluster]:
-    """Three brokers, the first one the controller; whoever spoils them puts them right again."""
+    """Three brokers, the first one the controller; tests restore what they change."""
     with EmbeddedCluster(3, QUICK, separate_controller=False) as cluster:
         yield cluster
 
@@ -59,7 +59,7 @@ def cluster(shared: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
 
 
 def in_sync(cluster: EmbeddedCluster, topic: str, count: int = 3) -> list[dict[str, Any]]:
-    """The places of a topic when so many replicas of each partition are in sync."""
+    """Return the partitions of a topic when each has this many in-sync replicas."""
 
     def enough() -> list[dict[str, Any]] | None:
         states = cluster.describe_topic(topic)
@@ -302,7 +302,7 @@ def check_kept(cluster: EmbeddedCluster) -> None:
 
 
 def recorded_epochs(cluster: EmbeddedCluster) -> dict[int, int]:
-    """The broker epochs in the controller's journal, by node id, while that is being written."""
+    """Return the broker epochs in the controller's journal, by node id; it may be written meanwhile."""
     lines = parse((cluster.controller.data_dir / JOURNAL_NAME).read_bytes())
     events = [event for line in lines if line.is_whole for event in line.events if event["kind"] == "broker"]
     return {event["id"]: event["epoch"] for event in events}
@@ -364,7 +364,7 @@ def test_any_broker_can_fail_with_a_separate_controller() -> None:
 
 @pytest.fixture(scope="module")
 def degraded() -> Iterator[EmbeddedCluster]:
-    """Three brokers with bad networks between them; whoever spoils them puts them right again."""
+    """Three brokers with bad networks between them; tests restore what they change."""
     with EmbeddedCluster(3, QUICK, degraded=True, separate_controller=False) as cluster:
         yield cluster
 
@@ -400,7 +400,7 @@ def test_followers_retry_a_leader_that_does_not_know_the_topic_yet(
 
 
 def assigned(topic: str, *replicas: int, **configs: str) -> CreatableTopic:
-    """A topic with one partition on these brokers."""
+    """Create a topic with one partition on these brokers."""
     return CreatableTopic(
         name=topic,
         num_partitions=-1,

@@ -22,7 +22,7 @@ from headrace.wire.api.inter_broker import (
     ForwardRequest,
 )
 from tests.support.broker_in_loop import broker_in_loop
-from tests.support.cluster_in_loop import asked, cluster_in_loop, create, made, metadata, until
+from tests.support.cluster_in_loop import cluster_in_loop, create, made, metadata, send_request, until
 from tests.support.group_rig import on_loop
 from tests.support.secure_broker import OPENSSL, make_certificates
 
@@ -35,13 +35,13 @@ async def test_a_duplicate_node_id_is_rejected(tmp_path: Path) -> None:
         cluster_id = brokers[0].catalog.identity.cluster_id
         request = BrokerRegistrationRequest(cluster_id=cluster_id, incarnation_id=b"i" * 16, rack=None)
         for node_id in (1, 2):
-            answer: Any = await asked(brokers[0], request.replace(broker_id=node_id), 4)
-            assert answer.error_code == Code.DUPLICATE_BROKER_REGISTRATION
-        answer = await asked(brokers[0], request.replace(broker_id=3, cluster_id="other"), 4)
-        assert answer.error_code == Code.INCONSISTENT_CLUSTER_ID
-        answer = await asked(brokers[1], request.replace(broker_id=3), 4)
-        assert answer.error_code == Code.NOT_CONTROLLER
-        assert isinstance(answer, BrokerRegistrationResponse)
+            response: Any = await send_request(brokers[0], request.replace(broker_id=node_id), 4)
+            assert response.error_code == Code.DUPLICATE_BROKER_REGISTRATION
+        response = await send_request(brokers[0], request.replace(broker_id=3, cluster_id="other"), 4)
+        assert response.error_code == Code.INCONSISTENT_CLUSTER_ID
+        response = await send_request(brokers[1], request.replace(broker_id=3), 4)
+        assert response.error_code == Code.NOT_CONTROLLER
+        assert isinstance(response, BrokerRegistrationResponse)
         assert set(brokers[0].catalog.brokers.by_id) == {1, 2}
 
 
@@ -112,8 +112,8 @@ async def test_inter_broker_requests_need_cluster_action(tmp_path: Path) -> None
             (ForwardRequest(broker_id=2, request_key=19, principal="User:nobody"), 0),
             (EnsureTopicRequest(broker_id=2, name="t"), 0),
         ):
-            answer: Any = await asked(broker1, request, version)
-            assert answer.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+            response: Any = await send_request(broker1, request, version)
+            assert response.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
         assert broker1.cluster is None
         with pytest.raises(ConfigError, match="rejects this broker"):
             async with broker_in_loop(

@@ -80,18 +80,18 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def let(cluster: ReplicaCluster, principal: str) -> None:
-    """Give a principal the right of a broker, and a password."""
+    """Create a principal with a password and the permission of a broker."""
     right = (Resource.CLUSTER, CLUSTER_NAME, LITERAL, principal, "*", Operation.CLUSTER_ACTION, ALLOW)
     credential = derive("SCRAM-SHA-256", "secret")
     cluster.controller.catalog.record(Acls.creation(Acl(*right)), Users.change("mill", "SCRAM-SHA-256", credential))
 
 
 async def exercise(cluster: ReplicaCluster) -> None:
-    """Everything that brokers do among themselves: replicate, forward, elect, end transactions, find their way back."""
-    created = await cluster.ask(
+    """All requests between brokers: replication, forwarding, elections, transaction markers, reconnection."""
+    created = await cluster.send_request(
         3, CreateTopicsRequest(topics=[CreatableTopic(name="made", num_partitions=3, replication_factor=3)]), 7
     )
-    assert [row.error_code for row in created.topics] == [Code.NONE]  # type: ignore[attr-defined]
+    assert [row.error_code for row in created.topics] == [Code.NONE]
     await cluster.topic("t", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     producer = await asyncio.to_thread(
         Producer, bootstrap_servers=cluster.bootstrap, transactional_id="id", acks="all", max_block_ms=20_000
@@ -113,8 +113,8 @@ async def exercise(cluster: ReplicaCluster) -> None:
         await until("it is stable", lambda log=log: log.last_stable_offset == log.end_offset)  # type: ignore[misc]
         await cluster.logs_agree("t", index)
     with Connection(cluster.address(1)) as connection:
-        found = await asyncio.to_thread(visible, connection, "t", committed=True)
-    assert found == [b"one", b"two", b"three"]
+        values = await asyncio.to_thread(visible, connection, "t", committed=True)
+    assert values == [b"one", b"two", b"three"]
 
 
 def transact(producer: Producer, value: bytes) -> None:
@@ -126,8 +126,8 @@ def transact(producer: Producer, value: bytes) -> None:
 
 async def delete_all(cluster: ReplicaCluster, leader: int, index: int) -> None:
     row = DeleteRecordsTopic(name="t", partitions=[DeleteRecordsPartition(partition_index=index, offset=-1)])
-    answer = await cluster.ask(leader, DeleteRecordsRequest(topics=[row], timeout_ms=10_000), 2)
-    assert answer.topics[0].partitions[0].error_code == Code.NONE  # type: ignore[attr-defined]
+    response = await cluster.send_request(leader, DeleteRecordsRequest(topics=[row], timeout_ms=10_000), 2)
+    assert response.topics[0].partitions[0].error_code == Code.NONE
 
 
 @pytest.mark.behaviour("B09")
@@ -157,7 +157,7 @@ def test_authenticated_brokers_need_only_cluster_action(
 def test_a_connection_is_replaced_before_its_authentication_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a question would be lost each time. It is made anew early, so that a busy machine makes no difference."""
+    """Otherwise a request would fail each time. It is renewed early, so that load makes no difference."""
     monkeypatch.setattr(peers, "RENEWED_AFTER", 1 / CONNECTIONS)
 
     async def main() -> None:

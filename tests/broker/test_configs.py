@@ -25,7 +25,6 @@ from headrace.wire.api.configs import (
     DescribeConfigsResource,
     ListConfigResourcesRequest,
 )
-from tests.support.asking import ask
 from tests.support.peers.connection import Connection
 from tests.support.topics import unique
 
@@ -42,7 +41,7 @@ def admin(broker):
 def described(connection, kind, name, *keys, version=4):
     rows = [DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys or None)]
     request = DescribeConfigsRequest(resources=rows, include_synonyms=version >= 1, include_documentation=version >= 3)
-    (result,) = ask(connection, request, version).results
+    (result,) = connection.call(request, version).results
     return result
 
 
@@ -144,7 +143,7 @@ def test_replacing_deletes_options_that_are_omitted(connection, topic):
             resource_name=topic,
             configs=[AlterableConfig(name=name, value=value) for name, value in configs],
         )
-        response = ask(connection, AlterConfigsRequest(resources=[row] * times, validate_only=validate_only), 1)
+        response = connection.call(AlterConfigsRequest(resources=[row] * times, validate_only=validate_only), 1)
         return response.responses[0].error_code
 
     assert replace(("retention.ms", "5"), ("segment.ms", "6")) == Code.NONE
@@ -176,13 +175,13 @@ def test_unknown_resources_are_reported(connection, kind, name, code):
 
 
 def test_resources_with_options_are_listed(connection, topic):
-    response = ask(connection, ListConfigResourcesRequest(), 1)
+    response = connection.call(ListConfigResourcesRequest(), 1)
     entries = {(row.resource_name, row.resource_type) for row in response.config_resources}
     assert {(topic, TOPIC), ("1", BROKER)} <= entries
-    response = ask(connection, ListConfigResourcesRequest(resource_types=[BROKER]), 1)
+    response = connection.call(ListConfigResourcesRequest(resource_types=[BROKER]), 1)
     assert [row.resource_name for row in response.config_resources] == ["1"]
-    assert ask(connection, ListConfigResourcesRequest(), 0).config_resources == ()
-    assert ask(connection, ListConfigResourcesRequest(resource_types=[99]), 1).error_code == Code.UNSUPPORTED_VERSION
+    assert connection.call(ListConfigResourcesRequest(), 0).config_resources == ()
+    assert connection.call(ListConfigResourcesRequest(resource_types=[99]), 1).error_code == Code.UNSUPPORTED_VERSION
 
 
 def test_a_recreated_topic_has_the_defaults(broker, connection):

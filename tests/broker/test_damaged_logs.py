@@ -13,7 +13,6 @@ from headrace.errors import Code
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.records import read_batches
-from tests.support.asking import ask
 from tests.support.peers.connection import Connection
 from tests.support.waiting import eventually
 
@@ -30,16 +29,16 @@ def fetch(connection: Connection, offset: int, *, committed: bool = False):
         isolation_level=int(committed),
         topics=[FetchTopic(topic="t", partitions=[partition])],
     )
-    ((answer,),) = (topic.partitions for topic in ask(connection, request, 12).responses)
-    return answer
+    ((response,),) = (topic.partitions for topic in connection.call(request, 12).responses)
+    return response
 
 
 def offset_for(connection: Connection, timestamp_ms: int) -> int:
     part = ListOffsetsPartition(partition_index=0, timestamp=timestamp_ms)
     request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="t", partitions=[part])])
-    ((answer,),) = (topic.partitions for topic in ask(connection, request, 7).topics)
-    assert answer.error_code == Code.NONE
-    return int(answer.offset)
+    ((response,),) = (topic.partitions for topic in connection.call(request, 7).topics)
+    assert response.error_code == Code.NONE
+    return int(response.offset)
 
 
 @pytest.mark.behaviour("B14")
@@ -69,10 +68,12 @@ def test_offsets_of_a_damaged_segment_fail_and_the_others_are_read(how, tmp_path
             assert offsets == {begin - 1: begin - 1, end - 1: lost, end + 1: end + 1}
             values: dict[int, bytes | None] = {}
             for offset in [*range(begin), *range(end, RECORDS)]:
-                answer = fetch(connection, offset)
-                assert answer.error_code == Code.NONE
+                response = fetch(connection, offset)
+                assert response.error_code == Code.NONE
                 values |= {
-                    record.offset: record.value for batch in read_batches(answer.records) for record in batch.records()
+                    record.offset: record.value
+                    for batch in read_batches(response.records)
+                    for record in batch.records()
                 }
         assert values.keys() >= {*range(begin), *range(end, RECORDS)}
         assert all(value == b"value %d" % offset for offset, value in values.items())
@@ -99,8 +100,8 @@ def test_a_single_replica_in_a_cluster_keeps_records_after_a_damaged_batch(tmp_p
         assert len(broker.status()["damaged"]) == 1
         with Connection(broker.bootstrap) as connection:
             assert fetch(connection, 20).error_code == Code.CORRUPT_MESSAGE
-            answer = fetch(connection, 21)
-        values = [record.value for batch in read_batches(answer.records) for record in batch.records()]
+            response = fetch(connection, 21)
+        values = [record.value for batch in read_batches(response.records) for record in batch.records()]
         assert values == [b"value %d" % number for number in range(21, RECORDS)]
 
 

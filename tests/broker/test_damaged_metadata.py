@@ -46,7 +46,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Segments by their name."""
+    """Return the segments by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.log"))}
 
 
@@ -57,7 +57,7 @@ def position_of(path: Path, text: bytes) -> int:
 
 
 def repaired(folder: Path, *arguments: object) -> dict[str, Any]:
-    """What `headrace broker repair` would do; then it has done it."""
+    """Return what `headrace broker repair` would do, then run it."""
     before = (folder / JOURNAL).read_bytes() if (folder / JOURNAL).exists() else None
     dry = headrace("broker", "repair", "--data-dir", folder, *arguments, "--format", "json")
     assert dry.returncode == 1, dry.stderr
@@ -293,7 +293,7 @@ def test_a_partition_with_another_or_no_topic_id_goes_offline_and_is_kept(tmp_pa
 
 @pytest.mark.behaviour("B17")
 def test_the_deletion_of_a_topic_is_completed_after_a_crash(tmp_path: Path) -> None:
-    """The event is in the journal, the folder was not removed yet: there is proof, and nothing is left behind."""
+    """The event is in the journal, but the folder was not removed yet: it is removed at the start."""
     with stopped_broker(tmp_path) as broker:
         shutil.copytree(tmp_path / "orders-0", tmp_path / "copy")
         broker.start()
@@ -318,7 +318,7 @@ def in_sync(cluster: EmbeddedCluster, *topics: str) -> bool:
 
 @contextmanager
 def cluster_with_records(folder: Path, *, separate: bool) -> Iterator[tuple[EmbeddedCluster, bytes]]:
-    """Records in two topics; with the controller's journal as it was before the second one."""
+    """Records in two topics, and the controller's journal from before the second one."""
     with EmbeddedCluster(3, QUICK, data_dir=folder, separate_controller=separate) as cluster:
         cluster.create_topic("orders", replication_factor=3)
         write(cluster.bootstrap_servers, "orders")
@@ -334,7 +334,7 @@ def catalog_problem(broker: EmbeddedBroker) -> str | None:
 
 
 def restored(cluster: EmbeddedCluster, controller_folder: Path) -> None:
-    """Give the controller the newest copy of the catalog, and see that all is as before."""
+    """Give the controller the newest copy of the catalog, and check that everything is restored."""
     sources = [argument for broker in cluster.brokers[1:] for argument in ("--from", broker.data_dir)]
     facts = repaired(controller_folder, *sources)
     assert any("use the catalog of" in action for action in facts["actions"])

@@ -60,7 +60,7 @@ def dial(network):
 
 
 def exchange(connection, data):
-    """Send data, and the time until all of it has come back."""
+    """Send data, and return the time until all of it is received back."""
     started = time.monotonic()
     connection.sendall(data)
     received = b""

@@ -41,19 +41,19 @@ def values(broker, topic):
 
 
 def run_file(broker) -> dict[str, Any]:
-    found = control.read_run_file(broker.data_dir)
-    assert found is not None
-    return found
+    content = control.read_run_file(broker.data_dir)
+    assert content is not None
+    return content
 
 
 def unsent_bytes(port):
-    """What the system holds of a listener's answers, because the peer does not take them."""
+    """Return the bytes of responses in the send buffers of a listener, which the peer does not read."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(f":{port:04X}"))
 
 
 def is_alive(pid):
-    """Whether a process runs; one that nobody has waited for yet does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -210,11 +210,13 @@ def test_a_second_signal_exits_at_once():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         topic = broker.create_topic("large")
         connection.produce(topic, encode([Record(0, 1_700_000_000_000, None, bytes(900_000), ())]))
-        wanted = FetchPartition(fetch_offset=0, partition_max_bytes=1_000_000)
-        for _ in range(50):  # answers that nobody takes: a clean stop waits a while for the client
-            connection.send(FetchRequest(max_bytes=1_000_000, topics=[FetchTopic(topic=topic, partitions=[wanted])]), 4)
+        partition = FetchPartition(fetch_offset=0, partition_max_bytes=1_000_000)
+        for _ in range(50):  # responses that nobody reads: a clean stop waits a while for the client
+            connection.send(
+                FetchRequest(max_bytes=1_000_000, topics=[FetchTopic(topic=topic, partitions=[partition])]), 4
+            )
         pid = broker.status()["pid"]
-        eventually("unsent answers", lambda: unsent_bytes(int(broker.bootstrap.partition(":")[2])) > 1_000_000)
+        eventually("unsent responses", lambda: unsent_bytes(int(broker.bootstrap.partition(":")[2])) > 1_000_000)
         os.kill(pid, signal.SIGTERM)
         eventually("the begin of the stop", lambda: control.read_run_file(broker.data_dir) is None)
         assert broker.is_running

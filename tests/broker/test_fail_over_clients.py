@@ -28,7 +28,7 @@ OPTIONS = {"offsets.topic.num.partitions": 3, "broker.heartbeat.interval.ms": 20
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """Three brokers, three copies, two of them in sync at least; the first broker is the controller."""
+    """Three brokers, three replicas, min.insync.replicas=2; the first broker is the controller."""
     with EmbeddedCluster(3, OPTIONS, separate_controller=False) as running:
         yield running
 
@@ -73,7 +73,7 @@ def test_a_client_rides_through_the_loss_of_leaders_and_of_the_controller(
 
 
 def wait_for_more(cluster: EmbeddedCluster, topic: str) -> None:
-    """Until more was written to each partition, and may be read."""
+    """Wait until more records of each partition are readable."""
     before = ends(cluster, topic)
     eventually(
         "more of everything",
@@ -93,7 +93,7 @@ def wait_until_whole(cluster: EmbeddedCluster, topic: str) -> None:
 
 
 def everything(cluster: EmbeddedCluster, topic: str) -> dict[tuple[int, int], int]:
-    """The numbers by partition and offset, in the order of offsets."""
+    """Return the numbers by partition and offset, in the order of offsets."""
     partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
     records: dict[tuple[int, int], int] = {}
     with Fetcher(cluster.bootstrap_servers) as fetcher:
@@ -105,7 +105,7 @@ def everything(cluster: EmbeddedCluster, topic: str) -> dict[tuple[int, int], in
 
 
 def judge(cluster: EmbeddedCluster, topic: str, ride: Ride) -> None:
-    """What was acknowledged is there, where the client was told, once and in order; its reader saw the same."""
+    """What was acknowledged is there, at the acknowledged offset, once and in order; its reader saw the same."""
     assert ride.errors == []
     assert [*sorted(row.number for row in ride.acknowledged)] == [*range(len(ride.acknowledged))]
     there = everything(cluster, topic)

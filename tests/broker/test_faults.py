@@ -1,4 +1,4 @@
-"""Faults on demand: which requests they meet, what becomes of them, and an error answer for every API there is."""
+"""Fault injection: matching of requests, effects, and an error response for every API."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def context(message, version=0, client_id="tests"):
 
 
 def filled(cls, version):
-    """A request with something in every array, so that there is something to answer."""
+    """A request with something in every array, so that the response has entries."""
     values: dict[str, Any] = {}
     for name, field in cls.fields.items():
         if version not in field.versions:
@@ -50,7 +50,7 @@ def filled(cls, version):
 
 
 def codes_in(struct, version):
-    """All error codes of a response that its version has."""
+    """Return all error codes of a response in its version."""
     for name, field in struct.fields.items():
         value = getattr(struct, name)
         if version not in field.versions:
@@ -63,16 +63,16 @@ def codes_in(struct, version):
 
 
 def failed(message, version, code) -> Any:
-    """The answer by which all of a request failed; no handler is asked for it."""
+    """Return the response of a request that failed as a whole; no handler is called."""
 
     async def handle():
-        pytest.fail("the handler was asked")
+        pytest.fail("the handler was called")
 
     return asyncio.run(error_response(context(message, version), message, code, handle))
 
 
 def meets(faults, message, version=0, client_id="tests"):
-    """Whether a request meets a fault."""
+    """Return whether a fault matches a request."""
     return faults.match(context(message, version, client_id), message) is not None
 
 
@@ -172,34 +172,34 @@ def test_a_broker_that_shares_its_process_may_not_crash():
 # -- what becomes of them ------------------------------------------------------------------------
 
 
-def meet(message, version=0, answer=None, **fault):
-    """The answer to a message that meets a fault, and how often its handler was called."""
+def meet(message, version=0, returned=None, **fault):
+    """Return the response to a request that a fault matches, and how often its handler was called."""
     faults = Faults()
     faults.inject(**fault)
-    asked = context(message, version)
-    found = faults.match(asked, message)
-    assert found is not None
+    request_context = context(message, version)
+    match = faults.match(request_context, message)
+    assert match is not None
     calls = []
 
     def handle():
         calls.append(message)
-        return answer
+        return returned
 
-    return asyncio.run(found.run(asked, message, handle)), len(calls)
+    return asyncio.run(match.run(request_context, message, handle)), len(calls)
 
 
 def test_before_and_after_differ_in_whether_the_work_was_done():
-    answer = HeartbeatResponse()
+    returned = HeartbeatResponse()
     failed = HeartbeatResponse(error_code=27)
-    assert meet(HeartbeatRequest(), answer=answer, error="REBALANCE_IN_PROGRESS") == (failed, 0)
-    assert meet(HeartbeatRequest(), answer=answer, error=27, when="after") == (failed, 1)
-    assert meet(HeartbeatRequest(), answer=answer, delay_ms=1) == (answer, 1)
-    assert meet(HeartbeatRequest(), answer=answer, delay_ms=1, when="after") == (answer, 1)
+    assert meet(HeartbeatRequest(), returned=returned, error="REBALANCE_IN_PROGRESS") == (failed, 0)
+    assert meet(HeartbeatRequest(), returned=returned, error=27, when="after") == (failed, 1)
+    assert meet(HeartbeatRequest(), returned=returned, delay_ms=1) == (returned, 1)
+    assert meet(HeartbeatRequest(), returned=returned, delay_ms=1, when="after") == (returned, 1)
     with pytest.raises(CloseConnection):
-        meet(HeartbeatRequest(), answer=answer, close=True)
+        meet(HeartbeatRequest(), returned=returned, close=True)
 
 
-def test_an_error_to_who_wants_no_answer_closes_the_connection():
+def test_an_error_without_a_response_closes_the_connection():
     with pytest.raises(CloseConnection):
         meet(ProduceRequest(acks=0), 9, error="NOT_LEADER_OR_FOLLOWER")
 
@@ -221,12 +221,12 @@ def test_a_dropped_request_ends_when_the_broker_stops():
 
 
 @pytest.mark.parametrize("api_key", [key for key in APIS if key != METADATA])
-def test_every_api_has_an_error_answer_in_every_version(api_key):
+def test_every_api_has_an_error_response_in_every_version(api_key):
     request, response = request_class(api_key), response_class(api_key)
     for version in range(request.versions.first, request.versions.last + 1):
         message = filled(request, version)
-        answer = failed(message, version, 41)
-        decoded = response.decode(version, answer.encode(version))
+        returned = failed(message, version, 41)
+        decoded = response.decode(version, returned.encode(version))
         codes = {*codes_in(decoded, version)}
         assert 41 in codes, version
         assert codes <= {0, 41}
@@ -234,29 +234,29 @@ def test_every_api_has_an_error_answer_in_every_version(api_key):
             assert codes == {41}, version
 
 
-def test_an_error_answer_names_the_topics_and_partitions_that_were_asked_for():
+def test_an_error_response_names_the_requested_topics_and_partitions():
     partitions = [ListOffsetsPartition(partition_index=index) for index in (3, 9)]
     message = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=partitions)])
-    answer = failed(message, 5, 6)
-    ((topic),) = answer.topics
+    returned = failed(message, 5, 6)
+    ((topic),) = returned.topics
     assert topic.name == "t"
     assert [(row.partition_index, row.error_code, row.offset) for row in topic.partitions] == [(3, 6, -1), (9, 6, -1)]
 
 
 def test_a_fetch_fails_by_partition_unless_the_session_is_to_blame():
     message = FetchRequest(topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition=1)])])
-    answer = failed(message, 12, Code.NOT_LEADER_OR_FOLLOWER)
-    assert (answer.error_code, [*codes_in(answer, 12)]) == (0, [0, 6])
-    answer = failed(message, 12, Code.FETCH_SESSION_ID_NOT_FOUND)
-    assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
+    returned = failed(message, 12, Code.NOT_LEADER_OR_FOLLOWER)
+    assert (returned.error_code, [*codes_in(returned, 12)]) == (0, [0, 6])
+    returned = failed(message, 12, Code.FETCH_SESSION_ID_NOT_FOUND)
+    assert returned.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
 
 
 def test_metadata_still_name_the_brokers():
     message = MetadataRequest(topics=[MetadataRequestTopic(name="t")])
     real = MetadataResponse(controller_id=1, topics=[MetadataResponseTopic(name="t", partitions=[])])
-    answer, _ = meet(message, 8, real, error="LEADER_NOT_AVAILABLE")
-    assert answer.controller_id == 1
-    assert [(topic.name, topic.error_code) for topic in answer.topics] == [("t", 5)]
+    returned, _ = meet(message, 8, real, error="LEADER_NOT_AVAILABLE")
+    assert returned.controller_id == 1
+    assert [(topic.name, topic.error_code) for topic in returned.topics] == [("t", 5)]
 
 
 # -- on a real broker ----------------------------------------------------------------------------
@@ -283,13 +283,13 @@ def batch(value=b"value"):
     return encode([Record(0, 1_700_000_000_000, None, value, ())])
 
 
-def test_an_error_is_answered_and_nothing_written(broker, topic):
+def test_an_error_is_returned_and_nothing_written(broker, topic):
     fault = broker.faults.inject(api="Produce", topic=topic, error="NOT_ENOUGH_REPLICAS", count=1)
     with Connection(broker.bootstrap) as connection:
         assert connection.produce(topic, batch()).error_code == Code.NOT_ENOUGH_REPLICAS
         assert fault.hits == 1
-        answer = connection.produce(topic, batch())
-        assert (answer.error_code, answer.base_offset) == (0, 0)
+        returned = connection.produce(topic, batch())
+        assert (returned.error_code, returned.base_offset) == (0, 0)
 
 
 def test_a_lost_acknowledgement_leaves_the_record_written(broker, topic):
@@ -300,7 +300,7 @@ def test_a_lost_acknowledgement_leaves_the_record_written(broker, topic):
         assert connection.produce(topic, batch()).base_offset == 1
 
 
-def test_a_dropped_request_is_never_answered_and_others_are(broker, topic):
+def test_a_dropped_request_has_no_response_and_others_have(broker, topic):
     broker.faults.inject(api="Produce", topic=topic, drop=True, count=1)
     with Connection(broker.bootstrap) as connection, Connection(broker.bootstrap) as other:
         partitions = [PartitionProduceData(partition_index=0, records=batch())]
@@ -318,8 +318,8 @@ def test_a_topic_is_recognised_by_its_id(broker, topic):
         metadata: Any = connection.call(MetadataRequest(topics=[MetadataRequestTopic(name=topic)]), 12)
         partitions = [PartitionProduceData(partition_index=0, records=batch())]
         data = TopicProduceData(topic_id=metadata.topics[0].topic_id, partition_data=partitions)
-        answer = connection.call(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[data]), 13)
-    assert [*codes_in(answer, 13)] == [Code.NOT_LEADER_OR_FOLLOWER]
+        returned = connection.call(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[data]), 13)
+    assert [*codes_in(returned, 13)] == [Code.NOT_LEADER_OR_FOLLOWER]
 
 
 @pytest.mark.parametrize(("when", "kept"), [("before", 0), ("after", 1)])

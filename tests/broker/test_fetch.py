@@ -15,7 +15,6 @@ from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.compression import ZSTD
 from headrace.wire.layout import Record
 from headrace.wire.records import encode, read_batches
-from tests.support.asking import ask
 from tests.support.peers import librdkafka
 from tests.support.peers.connection import Connection
 from tests.support.pipelining import RawConnection, frame
@@ -48,8 +47,8 @@ def values(part) -> list[bytes | None]:
     return [record.value for each in read_batches(part.records) for record in each.records()]
 
 
-def ids(connection: Connection) -> dict[str, bytes]:
-    return {row.name: row.topic_id for row in ask(connection, MetadataRequest(topics=None), 12).topics}
+def ids(connection: Connection) -> dict[str | None, bytes]:
+    return {row.name: row.topic_id for row in connection.call(MetadataRequest(topics=None), 12).topics}
 
 
 def test_a_fetch_inside_a_batch_returns_the_whole_batch(connection, topic):
@@ -99,7 +98,7 @@ def test_a_fetch_at_the_log_end_waits(connection, topic):
     assert (part.error_code, part.high_watermark, len(part.records)) == (0, 1, 0)
 
 
-def assert_unanswered(raw):
+def assert_no_response(raw):
     """Wait until the previous request has reached the broker; others would respond well within this time."""
     raw.socket.settimeout(0.3)
     with pytest.raises(TimeoutError):
@@ -113,9 +112,9 @@ def test_a_long_poll_returns_when_records_arrive(broker, connection, topic):
         request = fetch_request((topic, 0, 0), max_wait_ms=20_000)
         began = time.monotonic()
         raw.send(frame(request, 12))
-        assert_unanswered(raw)
+        assert_no_response(raw)
         connection.produce(topic, batch(b"late"))
-        response = raw.answer(request, 12)
+        response = raw.response(request, 12)
         assert time.monotonic() - began < 15, "its time was up"
         assert values(rows(response)[topic, 0]) == [b"late"]
 
@@ -126,9 +125,9 @@ def test_a_long_poll_waits_for_min_bytes(broker, connection, topic):
         request = fetch_request((topic, 0, 0), max_wait_ms=20_000, min_bytes=2500)
         raw.send(frame(request, 12))
         connection.produce(topic, batch(bytes(1000)))
-        assert_unanswered(raw)
+        assert_no_response(raw)
         connection.produce(topic, batch(bytes(1000)))
-        assert len(values(rows(raw.answer(request, 12))[topic, 0])) == 3
+        assert len(values(rows(raw.response(request, 12))[topic, 0])) == 3
 
 
 def test_a_long_poll_ends_after_max_wait(connection, topic):
@@ -145,9 +144,9 @@ def test_deleting_a_topic_ends_its_long_polls(broker, connection, version, code)
     request = request.replace(topics=[request.topics[0].replace(topic_id=ids(connection)[topic])])
     with RawConnection(broker.bootstrap) as raw:
         raw.send(frame(request, version))
-        assert_unanswered(raw)
+        assert_no_response(raw)
         broker.delete_topic(topic)
-        ((part,),) = ([*row.partitions] for row in raw.answer(request, version).responses)
+        ((part,),) = ([*row.partitions] for row in raw.response(request, version).responses)
         assert part.error_code == code
 
 
@@ -196,7 +195,7 @@ def test_a_commit_wakes_a_read_committed_long_poll(broker, connection, topic):
                 raw.frames(1)
             raw.socket.settimeout(20)
             producer.commit_transaction()
-            assert values_of_data(rows(raw.answer(request, 12))[topic, 0]) == [b"x"]
+            assert values_of_data(rows(raw.response(request, 12))[topic, 0]) == [b"x"]
 
 
 @pytest.mark.parametrize(

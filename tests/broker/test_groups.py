@@ -56,11 +56,6 @@ def topic_id_of(broker: EmbeddedBroker, topic: str) -> bytes:
         return admin.describe_topics([topic])[topic].topic_id.bytes
 
 
-def ask(connection: Connection, request: Message, version: int) -> Any:
-    """Return the response to a request."""
-    return connection.call(request, version)
-
-
 def receive(connection: Connection, request: type[Message], version: int) -> Any:
     """Return the response to an earlier request."""
     return connection.receive(request.api_key, version)[1]
@@ -87,7 +82,7 @@ class Member:
                 protocol_type="consumer",
                 protocols=[JoinGroupRequestProtocol(name="range", metadata=SUBSCRIPTION)],
             )
-            response = ask(self._connection, request, version)
+            response = self._connection.call(request, version)
             self.id = response.member_id
             if response.error_code != Code.MEMBER_ID_REQUIRED:
                 self.generation = response.generation_id
@@ -103,18 +98,18 @@ class Member:
             protocol_type="consumer" if is_named else None,
             protocol_name="range" if is_named else None,
         )
-        return ask(self._connection, request, version)
+        return self._connection.call(request, version)
 
     def heartbeat(self, version: int = 4) -> Code:
         request = HeartbeatRequest(group_id=self._group, generation_id=self.generation, member_id=self.id)
-        return Code(ask(self._connection, request, version).error_code)
+        return Code(self._connection.call(request, version).error_code)
 
     def leave(self, version: int = 5) -> Code:
         if version < 3:
             request = LeaveGroupRequest(group_id=self._group, member_id=self.id)
-            return Code(ask(self._connection, request, version).error_code)
+            return Code(self._connection.call(request, version).error_code)
         request = LeaveGroupRequest(group_id=self._group, members=[MemberIdentity(member_id=self.id)])
-        response = ask(self._connection, request, version)
+        response = self._connection.call(request, version)
         assert response.error_code == Code.NONE
         return Code(response.members[0].error_code)
 
@@ -132,7 +127,7 @@ def commit(
         retention_time_ms=retention_ms,
         topics=[OffsetCommitRequestTopic(name=topic, topic_id=topic_id, partitions=[row])],
     )
-    response = ask(connection, request, version)
+    response = connection.call(request, version)
     return Code(response.topics[0].partitions[0].error_code)
 
 
@@ -140,12 +135,12 @@ def fetch(connection, group, topic, *, version=9, topic_id=bytes(16), stable=Fal
     """Return offset, metadata and error."""
     if version >= 8:
         row = OffsetFetchRequestTopics(name=topic, topic_id=topic_id, partition_indexes=[0])
-        asked = OffsetFetchRequestGroup(group_id=group, topics=None if everything else [row])
-        response = ask(connection, OffsetFetchRequest(groups=[asked], require_stable=stable), version).groups[0]
+        group_request = OffsetFetchRequestGroup(group_id=group, topics=None if everything else [row])
+        response = connection.call(OffsetFetchRequest(groups=[group_request], require_stable=stable), version).groups[0]
     else:
         old_row = OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
         request = OffsetFetchRequest(group_id=group, topics=None if everything else [old_row], require_stable=stable)
-        response = ask(connection, request, version)
+        response = connection.call(request, version)
     assert response.error_code == Code.NONE
     if not response.topics:
         return None
@@ -191,19 +186,19 @@ def test_offsets_of_unknown_topics_are_rejected(connection, topic, group):
 @pytest.mark.parametrize("key_type", [0, 1])
 def test_the_coordinator_is_found_in_every_version(broker, connection, version, key_type):
     if version >= 4:
-        response = ask(connection, FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a", "b"]), version)
+        response = connection.call(FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a", "b"]), version)
         result = list(response.coordinators)
         assert [row.key for row in result] == ["a", "b"]
     else:
         if version == 0 and key_type:
             return
-        result = [ask(connection, FindCoordinatorRequest(key="a", key_type=key_type), version)]
+        result = [connection.call(FindCoordinatorRequest(key="a", key_type=key_type), version)]
     for row in result:
         assert (row.error_code, f"{row.host}:{row.port}") == (Code.NONE, broker.bootstrap)
 
 
 def test_other_coordinator_types_are_rejected(connection):
-    (row,) = ask(connection, FindCoordinatorRequest(key_type=2, coordinator_keys=["g:t:0"]), 6).coordinators
+    (row,) = connection.call(FindCoordinatorRequest(key_type=2, coordinator_keys=["g:t:0"]), 6).coordinators
     assert (row.error_code, row.node_id) == (Code.INVALID_REQUEST, -1)
 
 
@@ -212,8 +207,8 @@ def test_a_group_is_described_in_every_version(connection, group, version):
     member = Member(connection, group)
     member.join()
     member.sync()
-    asked = DescribeGroupsRequest(groups=[group, "nobody"], include_authorized_operations=version >= 3)
-    result, missing = ask(connection, asked, version).groups
+    group_request = DescribeGroupsRequest(groups=[group, "nobody"], include_authorized_operations=version >= 3)
+    result, missing = connection.call(group_request, version).groups
     assert (result.error_code, result.group_state, result.protocol_type, result.protocol_data) == (
         Code.NONE,
         "Stable",
@@ -235,7 +230,7 @@ def test_groups_are_listed_in_every_version(connection, topic, group, version):
 
     def listed(states_filter: tuple[str, ...] = (), types_filter: tuple[str, ...] = ()) -> set[str]:
         request = ListGroupsRequest(states_filter=states_filter, types_filter=types_filter)
-        response = ask(connection, request, version)
+        response = connection.call(request, version)
         assert response.error_code == Code.NONE
         return {row.group_id for row in response.groups if row.group_id.startswith(group)}
 
@@ -253,7 +248,7 @@ def test_groups_are_deleted_in_every_version(connection, topic, group, version):
     commit(connection, group, topic, 1)
     busy = group + "-busy"
     Member(connection, busy).join()
-    response = ask(connection, DeleteGroupsRequest(groups_names=[group, busy, "nobody"]), version)
+    response = connection.call(DeleteGroupsRequest(groups_names=[group, busy, "nobody"]), version)
     assert {row.group_id: row.error_code for row in response.results} == {
         group: Code.NONE,
         busy: Code.NON_EMPTY_GROUP,
@@ -266,7 +261,7 @@ def test_offsets_are_deleted(connection, topic, group):
     commit(connection, group, topic, 1)
     rows = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 9)]
     request = OffsetDeleteRequest(group_id=group, topics=[OffsetDeleteRequestTopic(name=topic, partitions=rows)])
-    response = ask(connection, request, 0)
+    response = connection.call(request, 0)
     assert response.error_code == Code.NONE
     codes = {row.partition_index: row.error_code for row in response.topics[0].partitions}
     assert codes == {0: Code.NONE, 9: Code.UNKNOWN_TOPIC_OR_PARTITION}
@@ -279,7 +274,7 @@ def test_two_members_share_a_rebalance_and_get_the_leaders_assignment(broker, gr
         first, second = Member(here, group), Member(there, group)
         first.join()
         first.sync()
-        given = ask(there, _joining(group, ""), 9)
+        given = there.call(_joining(group, ""), 9)
         second.id = given.member_id
         there.send(_joining(group, second.id), 9)
         eventually("the first is called back", lambda: first.heartbeat() is Code.REBALANCE_IN_PROGRESS)
@@ -293,7 +288,7 @@ def test_two_members_share_a_rebalance_and_get_the_leaders_assignment(broker, gr
             SyncGroupRequestAssignment(member_id=first.id, assignment=b"left"),
             SyncGroupRequestAssignment(member_id=second.id, assignment=b"right"),
         ]
-        mine = ask(here, _syncing(group, first).replace(assignments=parts), 5)
+        mine = here.call(_syncing(group, first).replace(assignments=parts), 5)
         theirs = receive(there, SyncGroupRequest, 5)
         assert (bytes(mine.assignment), bytes(theirs.assignment)) == (b"left", b"right")
 
@@ -328,7 +323,7 @@ def test_offsets_outside_a_transaction_are_rejected_in_every_version(connection,
         producer_id=9,
         topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[row])],
     )
-    (response,) = ask(connection, request, version).topics
+    (response,) = connection.call(request, version).topics
     assert response.partitions[0].error_code == Code.INVALID_PRODUCER_ID_MAPPING
 
 
@@ -386,7 +381,7 @@ def test_offsets_expire_and_then_the_group():
             eventually("the offset is gone", lambda: fetch(connection, group, topic)[0] == -1)
 
             def is_gone() -> bool:
-                (row,) = ask(connection, DescribeGroupsRequest(groups=[group]), 5).groups
+                (row,) = connection.call(DescribeGroupsRequest(groups=[group]), 5).groups
                 return bool(row.group_state == "Dead")
 
             eventually("the group is gone", is_gone)
@@ -395,13 +390,13 @@ def test_offsets_expire_and_then_the_group():
 def test_a_disconnected_member_is_removed_after_its_session_timeout(broker, group):
     with Connection(broker.bootstrap) as connection:
         member = Member(connection, group)
-        asked = _joining(group, "").replace(session_timeout_ms=6_000)
-        member.id = ask(connection, asked, 9).member_id
-        ask(connection, asked.replace(member_id=member.id), 9)
+        group_request = _joining(group, "").replace(session_timeout_ms=6_000)
+        member.id = connection.call(group_request, 9).member_id
+        connection.call(group_request.replace(member_id=member.id), 9)
     with Connection(broker.bootstrap) as connection:
 
         def state() -> str:
-            (row,) = ask(connection, DescribeGroupsRequest(groups=[group]), 5).groups
+            (row,) = connection.call(DescribeGroupsRequest(groups=[group]), 5).groups
             return str(row.group_state)
 
         assert state() == "CompletingRebalance"

@@ -26,10 +26,9 @@ from headrace.wire.api.metadata import ApiVersionsRequest
 from headrace.wire.api.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
-    ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.api.topics import CreatableTopic, CreateTopicsRequest
 from headrace.wire.compression import compress
 from headrace.wire.layout import CODEC_MASK, HEADER_BYTES, Record
@@ -100,7 +99,6 @@ def test_zip_bombs_are_rejected_and_block_nobody(codec):
         with Bystander(broker.bootstrap, "bystander") as bystander, Connection(broker.bootstrap) as connection:
             for _ in range(ROUNDS):
                 response = connection.call(request, 9)
-                assert isinstance(response, ProduceResponse)
                 ((*responses,),) = (topic.partition_responses for topic in response.responses)
                 assert {response.error_code for response in responses} == {Code.MESSAGE_TOO_LARGE}
                 assert "decompress" in (responses[0].error_message or "")
@@ -194,7 +192,6 @@ def test_connections_beyond_the_descriptor_limit_wait(tmp_path):
                 eventually("some of them are served", partial(any_can_read, crowd))
                 # Connected clients can use more segments than there are descriptors.
                 response = connection.call(produce_all("wide", [record] * DESCRIPTORS), 9)
-                assert isinstance(response, ProduceResponse)
                 assert {each.error_code for each in response.responses[0].partition_responses} == {0}
                 assert 0 < sum(map(can_read, crowd)) < DESCRIPTORS
                 eventually("a second has passed", lambda: time.monotonic() - began > 1)
@@ -253,7 +250,6 @@ def test_timestamps_in_large_batches_are_searched_off_the_event_loop(monkeypatch
         part = ListOffsetsPartition(partition_index=0, timestamp=1000)
         request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=topic, partitions=[part])])
         response = connection.call(request, 7)
-        assert isinstance(response, ListOffsetsResponse)
         assert response.topics[0].partitions[0].offset == 900
     assert [name.startswith("headrace-checking") for name in threads] == [True]
 

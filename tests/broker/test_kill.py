@@ -1,6 +1,6 @@
 """kill -9 at any moment: what was acknowledged (acks=all) is there afterwards. SIGTERM loses nothing at all.
 
-HEADRACE_KILL_ROUNDS says how often; 6 times unless told.
+HEADRACE_KILL_ROUNDS says how often; 6 by default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS_MAX = 60 + ROUNDS * 5
 
 
 class Traffic:
-    """Sends numbered records from a thread of its own until told to stop, and keeps what was acknowledged."""
+    """Sends numbered records on a separate thread until stopped, and records acknowledgements."""
 
     def __init__(self, bootstrap, topic, **options):
         self._producer = Producer(bootstrap_servers=bootstrap, buffer_memory=BUFFER_BYTES, **options)
@@ -65,15 +65,15 @@ class Traffic:
         assert not self.errors, self.errors[:3]
 
     def end(self):
-        """Stop sending, and wait for what is on its way."""
+        """Stop sending, and wait for pending records."""
         self._stopping.set()
         self._thread.join(FLUSH_SECONDS_MAX)
         self._producer.flush(FLUSH_SECONDS_MAX)
         self._producer.close()
 
 
-def numbers_by_place(bootstrap, topic):
-    """What every (partition, offset) of a topic holds."""
+def numbers_by_position(bootstrap, topic):
+    """Return the number at each (partition, offset) of a topic."""
     return {
         (partition, record.offset): int(record.value or -1)
         for partition in range(PARTITIONS)
@@ -100,11 +100,11 @@ def test_what_was_acknowledged_is_read_after_kills_at_random_moments(idempotent)
             traffic.end()
         assert not traffic.errors, traffic.errors[:3]
         assert len(traffic.acknowledged) == traffic.sent
-        found = numbers_by_place(broker.bootstrap, topic)
-    lost = [number for number, place in traffic.acknowledged.items() if found.get(place) != number]
+        stored = numbers_by_position(broker.bootstrap, topic)
+    lost = [number for number, position in traffic.acknowledged.items() if stored.get(position) != number]
     assert not lost, (len(lost), len(traffic.acknowledged), lost[:5])
     if idempotent:
-        assert sorted(found.values()) == list(range(traffic.sent))
+        assert sorted(stored.values()) == list(range(traffic.sent))
 
 
 @pytest.mark.slow
@@ -123,4 +123,4 @@ def test_a_stop_in_the_midst_of_traffic_is_clean():
         finally:
             traffic.end()
         assert not traffic.errors, traffic.errors[:3]
-        assert sorted(numbers_by_place(broker.bootstrap, topic).values()) == list(range(traffic.sent))
+        assert sorted(numbers_by_position(broker.bootstrap, topic).values()) == list(range(traffic.sent))

@@ -13,21 +13,20 @@ from headrace.wire.api.metadata import (
     MetadataRequestTopic,
     TopicRequest,
 )
-from tests.support.asking import ask
 from tests.support.peers.connection import Connection
 from tests.support.topics import new_topic, unique
 
 NO_OPERATIONS = -(2**31)
 
 
-def asked(*names: str, **changes: object) -> MetadataRequest:
+def metadata_request(*names: str, **changes: object) -> MetadataRequest:
     return MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names], **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", range(14))
 def test_every_version_returns_broker_and_topic(broker, connection, version):
-    topic = new_topic(broker, "told", partitions=3)
-    response = ask(connection, asked(topic), version)
+    topic = new_topic(broker, "advertised", partitions=3)
+    response = connection.call(metadata_request(topic), version)
     (node,) = response.brokers
     assert f"{node.host}:{node.port}" == broker.bootstrap
     (row,) = response.topics
@@ -46,45 +45,47 @@ def test_every_version_returns_broker_and_topic(broker, connection, version):
 
 def test_all_topics_or_none(broker, connection):
     topic = new_topic(broker, "one-of-all")
-    assert ask(connection, asked(), 1).topics == ()
-    everything = {row.name for row in ask(connection, MetadataRequest(topics=None), 9).topics}
+    assert connection.call(metadata_request(), 1).topics == ()
+    everything = {row.name for row in connection.call(MetadataRequest(topics=None), 9).topics}
     assert topic in everything
-    assert {row.name for row in ask(connection, asked(), 0).topics} >= {topic}
+    assert {row.name for row in connection.call(metadata_request(), 0).topics} >= {topic}
 
 
 def test_a_requested_topic_is_created_unless_auto_creation_is_disabled(connection):
     name = unique("auto")
-    refused = ask(connection, asked(name, allow_auto_topic_creation=False), 9)
+    refused = connection.call(metadata_request(name, allow_auto_topic_creation=False), 9)
     assert refused.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
-    made = ask(connection, asked(name), 9)
+    made = connection.call(metadata_request(name), 9)
     assert (made.topics[0].error_code, len(made.topics[0].partitions)) == (0, 1)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ä", "x" * 250])
 def test_a_topic_with_an_invalid_name_is_not_created(connection, name):
-    (row,) = ask(connection, asked(name), 9).topics
+    (row,) = connection.call(metadata_request(name), 9).topics
     assert (row.name, row.error_code) == (name, Code.INVALID_TOPIC_EXCEPTION)
 
 
 def test_topics_are_found_by_id(broker, connection):
     topic = new_topic(broker, "by-id")
-    topic_id = ask(connection, asked(topic), 12).topics[0].topic_id
+    topic_id = connection.call(metadata_request(topic), 12).topics[0].topic_id
     request = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=topic_id)])
-    (row,) = ask(connection, request, 12).topics
+    (row,) = connection.call(request, 12).topics
     assert (row.name, row.error_code) == (topic, 0)
     unknown = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=bytes(range(16)))])
-    (row,) = ask(connection, unknown, 12).topics
+    (row,) = connection.call(unknown, 12).topics
     assert (row.name, row.error_code) == (None, Code.UNKNOWN_TOPIC_ID)
 
 
 def test_authorized_operations_are_returned_on_request(connection, topic):
-    plain = ask(connection, asked(topic), 8)
+    plain = connection.call(metadata_request(topic), 8)
     assert (plain.cluster_authorized_operations, plain.topics[0].topic_authorized_operations) == (
         NO_OPERATIONS,
         NO_OPERATIONS,
     )
-    request = asked(topic, include_cluster_authorized_operations=True, include_topic_authorized_operations=True)
-    full = ask(connection, request, 8)
+    request = metadata_request(
+        topic, include_cluster_authorized_operations=True, include_topic_authorized_operations=True
+    )
+    full = connection.call(request, 8)
     bits = full.topics[0].topic_authorized_operations
     assert {number for number in range(32) if bits >> number & 1} == {3, 4, 5, 6, 7, 8, 10, 11}
     bits = full.cluster_authorized_operations
@@ -92,7 +93,7 @@ def test_authorized_operations_are_returned_on_request(connection, topic):
 
 
 def test_internal_topics_are_marked(connection):
-    (row,) = ask(connection, asked("__consumer_offsets"), 9).topics
+    (row,) = connection.call(metadata_request("__consumer_offsets"), 9).topics
     assert (row.error_code, row.is_internal) == (0, True)
 
 
@@ -106,11 +107,11 @@ def test_each_listener_advertises_its_address(tmp_path):
     }
     with EmbeddedBroker(options, data_dir=tmp_path) as own:
         addresses = own.status()["listeners"]
-        for name, told in (("PLAINTEXT", own.bootstrap), ("OTHER", "localhost:19099")):
+        for name, advertised in (("PLAINTEXT", own.bootstrap), ("OTHER", "localhost:19099")):
             with Connection(addresses[name]) as connection:
-                response = ask(connection, asked("x"), 9)
+                response = connection.call(metadata_request("x"), 9)
                 (node,) = response.brokers
-                assert (f"{node.host}:{node.port}", node.rack) == (told, "here")
+                assert (f"{node.host}:{node.port}", node.rack) == (advertised, "here")
                 assert response.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -122,7 +123,7 @@ def test_partitions_are_returned_in_pages(broker, connection):
     for _ in range(5):
         requested = [TopicRequest(name=topic) for topic in reversed(topics)]
         request = DescribeTopicPartitionsRequest(topics=requested, response_partition_limit=2, cursor=cursor)
-        response = ask(connection, request, 0)
+        response = connection.call(request, 0)
         assert all(part.eligible_leader_replicas == () for row in response.topics for part in row.partitions)
         page = [(row.name, part.partition_index) for row in response.topics for part in row.partitions]
         assert 0 < len(page) <= 2
@@ -137,5 +138,5 @@ def test_partitions_are_returned_in_pages(broker, connection):
 
 def test_an_unknown_topic_is_reported_in_the_pages(connection):
     request = DescribeTopicPartitionsRequest(topics=[TopicRequest(name="no-such-topic")])
-    (row,) = ask(connection, request, 0).topics
+    (row,) = connection.call(request, 0).topics
     assert row.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION

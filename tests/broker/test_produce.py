@@ -17,7 +17,6 @@ from headrace.wire.layout import Record
 from headrace.wire.records import BatchProducer as Writer
 from headrace.wire.records import encode, read_batches
 from headrace.wire.schema import Records
-from tests.support.asking import ask
 from tests.support.own_broker import OpenBroker
 from tests.support.peers.broker import create_topic
 from tests.support.peers.connection import Connection
@@ -247,8 +246,8 @@ def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
         own.do(lambda inner: pretend(inner, (1, 2), (1, 2)))
         with Connection(own.bootstrap) as connection:
             message = request(("replicated", 0, batch(b"x"))).replace(timeout_ms=200)
-            assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.REQUEST_TIMED_OUT, -1)}
-            assert outcomes(ask(connection, message.replace(acks=1), 9)) == {("replicated", 0): (0, 1)}
+            assert outcomes(connection.call(message, 9)) == {("replicated", 0): (Code.REQUEST_TIMED_OUT, -1)}
+            assert outcomes(connection.call(message.replace(acks=1), 9)) == {("replicated", 0): (0, 1)}
             assert connection.fetch("replicated").high_watermark == 0
 
             connection.send(request(("replicated", 0, batch(b"x"))), 9)
@@ -261,9 +260,9 @@ def test_acks_all_waits_for_in_sync_replicas_or_times_out(tmp_path):
                 )
             )
             # It has one replica, so min.insync.replicas is capped.
-            assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (0, 3)}
+            assert outcomes(connection.call(message, 9)) == {("replicated", 0): (0, 3)}
             own.do(lambda inner: pretend(inner, (1, 2), (1,)))
-            assert outcomes(ask(connection, message, 9)) == {("replicated", 0): (Code.NOT_ENOUGH_REPLICAS, -1)}
+            assert outcomes(connection.call(message, 9)) == {("replicated", 0): (Code.NOT_ENOUGH_REPLICAS, -1)}
 
 
 def test_records_of_the_headrace_producer_are_stored(broker, connection, topic):

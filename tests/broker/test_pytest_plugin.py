@@ -17,7 +17,7 @@ from headrace import Producer
 def test_one(kafka_broker, kafka_topic):
     with Producer(bootstrap_servers=kafka_broker.bootstrap) as producer:
         assert producer.send(kafka_topic, b"x").result(20).offset == 0
-        assert len(producer.partitions_for("made-by-asking")) == 3
+        assert len(producer.partitions_for("auto-created")) == 3
     open("seen", "a").write(f"{kafka_broker.pid} {kafka_broker.data_dir} {kafka_topic}\\n")
 
 def test_two(kafka_broker, kafka_topic):
@@ -39,7 +39,7 @@ def test_nothing_was_imported():
 
 
 def run_pytest(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run tests in a folder as somebody would who has just installed headrace."""
+    """Run tests in a folder, as after a new installation of headrace."""
     (folder / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_loading(), *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)

@@ -20,7 +20,6 @@ from headrace.wire.api.access import (
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from tests.support.asking import ask
 from tests.support.log_rig import batch
 from tests.support.peers.connection import Connection
 from tests.support.topics import unique
@@ -38,13 +37,13 @@ def entry(parts, **values):
 
 
 def alter(connection, *entries, validate_only=False):
-    response = ask(connection, AlterClientQuotasRequest(entries=entries, validate_only=validate_only), 1)
+    response = connection.call(AlterClientQuotasRequest(entries=entries, validate_only=validate_only), 1)
     return [row.error_code for row in response.entries]
 
 
 def describe(connection, *components, strict=False):
     rows = [ComponentData(entity_type=kind, match_type=how, match=name) for kind, how, name in components]
-    response = ask(connection, DescribeClientQuotasRequest(components=rows, strict=strict), 1)
+    response = connection.call(DescribeClientQuotasRequest(components=rows, strict=strict), 1)
     assert response.error_code == 0, response
     return {
         tuple((part.entity_type, part.entity_name) for part in row.entity): {v.key: v.value for v in row.values}
@@ -147,10 +146,10 @@ def test_a_consumer_above_its_quota_is_throttled():
         fetch_partition = FetchPartition(partition=0, partition_max_bytes=1_000_000)
         request = FetchRequest(max_bytes=1_000_000, topics=[FetchTopic(topic=topic, partitions=[fetch_partition])])
         began = time.monotonic()
-        response = ask(connection, request, 11)
+        response = connection.call(request, 11)
         assert time.monotonic() - began < 1, "what was fetched comes at once"
         assert response.throttle_time_ms == pytest.approx(3_000, abs=100), "130,000 bytes where 100,000 are granted"
-        ask(connection, ApiVersionsRequest(), 0)
+        connection.call(ApiVersionsRequest(), 0)
         assert time.monotonic() - began > response.throttle_time_ms / 1000 - 0.1, "what comes next has to wait"
 
 
@@ -164,11 +163,11 @@ def test_a_throttled_produce_gets_its_response_at_once_and_is_muted():
             acks=1, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
         )
         began = time.monotonic()
-        response = ask(connection, request, 9)
+        response = connection.call(request, 9)
         assert time.monotonic() - began < 1, "the response does not wait"
         assert response.responses[0].partition_responses[0].error_code == Code.NONE
         assert response.throttle_time_ms == pytest.approx(1_000, abs=100), "110,000 bytes where 100,000 are granted"
-        ask(connection, ApiVersionsRequest(), 0)
+        connection.call(ApiVersionsRequest(), 0)
         assert time.monotonic() - began > response.throttle_time_ms / 1000 - 0.1, "the next request waits"
 
 
@@ -177,12 +176,12 @@ def test_a_client_above_its_request_percentage_is_throttled():
     with EmbeddedBroker() as broker, Connection(broker.bootstrap) as connection:
         assert alter(connection, entry({"client_id": None}, request_percentage=0.001)) == [0]
         for _ in range(100):  # a tenth of a millisecond is granted for ten seconds
-            throttle_ms = ask(connection, MetadataRequest(topics=[]), 9).throttle_time_ms
+            throttle_ms = connection.call(MetadataRequest(topics=[]), 9).throttle_time_ms
             if throttle_ms:
                 break
         assert 0 < throttle_ms <= 1_000
         began = time.monotonic()
-        ask(connection, ApiVersionsRequest(), 0)
+        connection.call(ApiVersionsRequest(), 0)
         assert time.monotonic() - began > throttle_ms / 1000 - 0.1
 
 

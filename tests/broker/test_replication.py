@@ -51,9 +51,9 @@ async def produce(cluster, node, topic, data, *, acks=-1, timeout_ms=10_000, ver
             TopicProduceData(name=topic, partition_data=[PartitionProduceData(partition_index=0, records=data)])
         ],
     )
-    response = await cluster.ask(node, request, version)
-    ((answer,),) = (topic.partition_responses for topic in response.responses)
-    return answer
+    response = await cluster.send_request(node, request, version)
+    ((result,),) = (topic.partition_responses for topic in response.responses)
+    return result
 
 
 async def read(cluster, node, topic, *, committed=False):
@@ -86,7 +86,7 @@ def test_check_20_below_min_isr_a_write_is_rejected_before_the_append(tmp_path):
 
 @pytest.mark.behaviour("B09", "B10")
 def test_acks_all_and_consumers_wait_for_the_in_sync_replicas(tmp_path):
-    """Meanwhile the broker answers others, and the high watermark stays."""
+    """Meanwhile the broker serves others, and the high watermark stays."""
 
     async def test(cluster):
         await cluster.topic("t", [[1, 2, 3]])
@@ -99,8 +99,8 @@ def test_acks_all_and_consumers_wait_for_the_in_sync_replicas(tmp_path):
         assert not waiting.done()
         assert (log.high_watermark, await read(cluster, 1, "t")) == (1, [b"a"])
         release()
-        answer = await waiting
-        assert (answer.error_code, answer.base_offset) == (Code.NONE, 1)
+        result = await waiting
+        assert (result.error_code, result.base_offset) == (Code.NONE, 1)
         assert all(cluster.partition(node, "t").log.end_offset >= 2 for node in (1, 2, 3))
         await until("all is committed", lambda: log.high_watermark == 3)
         assert await read(cluster, 1, "t") == [b"a", b"b", b"c"]
@@ -140,15 +140,15 @@ def test_acks_all_waits_for_every_in_sync_replica_and_acks_1_does_not(tmp_path):
         waiting = asyncio.create_task(produce(cluster, 1, "t", batch(b"b")))
         await until("it waits", lambda: len(replicas.delayed_produces) == 1)
         held.discard(2)
-        replicas.follower_sessions.close()  # what was not heard is said again in the next one
+        replicas.follower_sessions.close()  # the next session repeats what was hidden
         followers = cluster.partition(1, "t").followers
         await until("2 is known to have it", lambda: followers[2].end_offset == 2)
         assert not waiting.done(), "3 is in sync, and does not have it"
         assert cluster.partition(1, "t").log.high_watermark == 0
         held.clear()
         replicas.follower_sessions.close()
-        answer = await waiting
-        assert (answer.error_code, answer.base_offset) == (Code.NONE, 1)
+        result = await waiting
+        assert (result.error_code, result.base_offset) == (Code.NONE, 1)
         assert cluster.partition(1, "t").log.high_watermark == 2
 
     run(tmp_path, test)
@@ -168,8 +168,8 @@ def test_a_duplicate_is_acknowledged_when_the_original_is_replicated(tmp_path):
         purgatory = cluster.brokers[1].replicas.delayed_produces
         await until("the retry waits", lambda: len(purgatory) == 1)
         release()
-        answer = await waiting
-        assert (answer.error_code, answer.base_offset) == (Code.NONE, 0)
+        result = await waiting
+        assert (result.error_code, result.base_offset) == (Code.NONE, 0)
         assert cluster.partition(1, "t").log.high_watermark == cluster.partition(1, "t").log.end_offset == 1
 
     run(tmp_path, test, 2)
@@ -204,7 +204,7 @@ def test_a_produce_that_waits_for_replicas_keeps_no_record_bytes(tmp_path, trans
         assert held < batch_bytes, f"{held} bytes are held for {batches} batches of {batch_bytes}"
 
     async def send(cluster, number):
-        """Without a client of ours, which would keep the bytes itself."""
+        """Without our client, which would hold the bytes itself."""
         writer = Writer(number, 0, 0, transactional)
         request = ProduceRequest(
             transactional_id="x" if transactional else None,
@@ -265,13 +265,13 @@ def test_check_7_the_next_leader_detects_a_duplicate(tmp_path):
     async def test(cluster):
         await cluster.topic("t", [[2, 3, 1]])
         for number in range(5):
-            answer = await produce(cluster, 2, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
-            assert answer.base_offset == number
+            result = await produce(cluster, 2, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
+            assert result.base_offset == number
         await cluster.stop(2)
         assert cluster.registration("t").leader == 3
         for number in range(5):
-            answer = await produce(cluster, 3, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
-            assert (answer.error_code, answer.base_offset) == (Code.NONE, number)
+            result = await produce(cluster, 3, "t", batch(b"%d" % number, producer=Writer(77, 0, number)))
+            assert (result.error_code, result.base_offset) == (Code.NONE, number)
         gap = await produce(cluster, 3, "t", batch(b"x", producer=Writer(77, 0, 9)))
         assert gap.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
         # And by one that learns it all from that leader.
@@ -279,8 +279,8 @@ def test_check_7_the_next_leader_detects_a_duplicate(tmp_path):
         await cluster.in_sync("t", 1, 2, 3)
         await cluster.stop(3)
         await until("another one leads", lambda: cluster.registration("t").leader == 2)
-        answer = await produce(cluster, 2, "t", batch(b"3", producer=Writer(77, 0, 3)))
-        assert (answer.error_code, answer.base_offset) == (Code.NONE, 3)
+        result = await produce(cluster, 2, "t", batch(b"3", producer=Writer(77, 0, 3)))
+        assert (result.error_code, result.base_offset) == (Code.NONE, 3)
 
     run(tmp_path, test)
 
@@ -298,13 +298,13 @@ def test_check_21_a_new_leader_returns_no_end_offset_before_it_is_confirmed(tmp_
         await cluster.stop(2)
         await until("it leads", lambda: cluster.partition(3, "t").is_leader)
         partition = cluster.partition(3, "t")
-        assert partition.log.high_watermark < 2  # it had not heard of it yet: its fetch was still waiting
-        answer = await cluster.ask(3, *list_latest("t"))
-        assert answer.topics[0].partitions[0].error_code == Code.OFFSET_NOT_AVAILABLE
+        assert partition.log.high_watermark < 2  # it did not know it yet: its fetch was delayed
+        result = await cluster.send_request(3, *list_latest("t"))
+        assert result.topics[0].partitions[0].error_code == Code.OFFSET_NOT_AVAILABLE
         release()
         await until("it is confirmed", lambda: partition.is_confirmed)
-        answer = await cluster.ask(3, *list_latest("t"))
-        assert (answer.topics[0].partitions[0].error_code, answer.topics[0].partitions[0].offset) == (0, 2)
+        result = await cluster.send_request(3, *list_latest("t"))
+        assert (result.topics[0].partitions[0].error_code, result.topics[0].partitions[0].offset) == (0, 2)
         assert await read(cluster, 3, "t") == [b"a", b"b"]
 
     run(tmp_path, test, replica_fetch_wait_max_ms=5000)
@@ -317,7 +317,7 @@ def test_check_21_clients_never_see_the_high_watermark_go_back(tmp_path):
         for leader in (1, 2, 3, 1):
             await until("it leads", partial(_leads, cluster.partition(leader, "t")))
             await produce(cluster, leader, "t", batch(b"x"))
-            end = (await cluster.ask(leader, *list_latest("t"))).topics[0].partitions[0].offset
+            end = (await cluster.send_request(leader, *list_latest("t"))).topics[0].partitions[0].offset
             assert end == seen + 1
             seen = end
             await cluster.elect("t", {1: 2, 2: 3, 3: 1}[leader])
@@ -332,7 +332,7 @@ def test_check_22_an_old_leader_truncates_unreplicated_records(tmp_path):
         await cluster.topic("t", [[2, 3, 1]])
         await produce(cluster, 2, "t", batch(b"a"))
         release = cluster.hold_followers(2, refusing=True)
-        await produce(cluster, 2, "t", batch(b"b"), acks=1)  # answers the fetches that were waiting
+        await produce(cluster, 2, "t", batch(b"b"), acks=1)  # completes the delayed fetches
         await cluster.logs_agree("t")
         await produce(cluster, 2, "t", batch(b"lost"), acks=1)
         await cluster.elect("t", 3)
@@ -349,7 +349,7 @@ def test_check_22_an_old_leader_truncates_unreplicated_records(tmp_path):
                 )
             ],
         )
-        row = (await cluster.ask(3, request, 4)).topics[0].partitions[0]
+        row = (await cluster.send_request(3, request, 4)).topics[0].partitions[0]
         assert (row.leader_epoch, row.end_offset) == (0, 2)
 
     run(tmp_path, test)
@@ -394,8 +394,8 @@ def test_consumers_are_redirected_to_a_follower_on_their_rack(tmp_path):
         await until("it knows", lambda: cluster.partition(2, "t").log.high_watermark == 1)
 
         async def fetch(node, rack="", version=12):
-            answer = await cluster.ask(node, request.replace(rack_id=rack), version)
-            return answer.responses[0].partitions[0]
+            result = await cluster.send_request(node, request.replace(rack_id=rack), version)
+            return result.responses[0].partitions[0]
 
         sent = await fetch(1, rack="rack-2")
         assert (sent.preferred_read_replica, bytes(sent.records or b"")) == (2, b"")
@@ -463,8 +463,8 @@ def test_delete_records_waits_for_all_live_replicas(tmp_path):
 async def delete_before(cluster, topic, offset, *, leader=1, timeout_ms=10_000):
     row = DeleteRecordsPartition(partition_index=0, offset=offset)
     request = DeleteRecordsRequest(timeout_ms=timeout_ms, topics=[DeleteRecordsTopic(name=topic, partitions=[row])])
-    answer = (await cluster.ask(leader, request, 2)).topics[0].partitions[0]
-    return answer.low_watermark, answer.error_code
+    result = (await cluster.send_request(leader, request, 2)).topics[0].partitions[0]
+    return result.low_watermark, result.error_code
 
 
 def _leads(partition):

@@ -1,4 +1,4 @@
-"""Coordinators move with the leaders of their partitions; transactions span brokers, whoever coordinates them."""
+"""Coordinators move with the leaders of their partitions; transactions span brokers."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ async def seen(cluster, node, index, *, committed=True):
 
 
 def coordinator_of(cluster, topic, key) -> tuple[int, int]:
-    """The partition that a key is kept in, and the broker that leads it."""
+    """Return the partition of a key, and the broker that leads it."""
     index = coordinator_partition(key, 2)
     return index, cluster.registration(topic, index).leader
 
 
 async def patiently(work):
-    """As clients do: again while a coordinator is busy, or is being loaded."""
+    """Retry while a coordinator is busy or loading, as clients do."""
     for _ in range(100):
         try:
             return await work()
@@ -76,7 +76,7 @@ async def patiently(work):
 
 
 async def begin(cluster):
-    """A transaction of version 2 with a record in each partition; who its producer is."""
+    """Begin a transaction of version 2 with a record in each partition; return its producer."""
     index, node = coordinator_of(cluster, TRANSACTION_STATE, ID)
     coordinator = cluster.brokers[node].transactions
     who = await patiently(lambda: coordinator.init_producer_id(ID, 60_000))
@@ -88,15 +88,15 @@ async def begin(cluster):
                 return connection.produce("t", data, version=12, partition=partition, transactional_id=ID)
 
         for _ in range(100):
-            answer = await asyncio.to_thread(write)
-            if answer.error_code not in (Code.CONCURRENT_TRANSACTIONS, Code.COORDINATOR_NOT_AVAILABLE):
+            response = await asyncio.to_thread(write)
+            if response.error_code not in (Code.CONCURRENT_TRANSACTIONS, Code.COORDINATOR_NOT_AVAILABLE):
                 break
-        assert answer.error_code == Code.NONE
+        assert response.error_code == Code.NONE
     return index, node, who
 
 
 def hold_markers(cluster, node):
-    """Whatever this coordinator decides does not get to the partitions."""
+    """Block the markers of this coordinator."""
     broker = cluster.brokers[node]
 
     async def never(*_: object, **__: object) -> None:
@@ -125,7 +125,7 @@ def test_check_12_a_coordinator_that_goes_in_any_state_leaves_one_outcome(tmp_pa
             coordinator.describe(ID)
         assert caught.value.code == Code.NOT_COORDINATOR
         after = cluster.brokers[heir].transactions
-        # The producer does not know how far it got, and asks again.
+        # The producer does not know how far it got, and retries.
         await patiently(lambda: after.end_transaction(ID, who, committed, 2))
         done = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
         await until("it is over", lambda: after.describe(ID).state == done)
@@ -146,7 +146,7 @@ def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
         after = cluster.brokers[1 if node != 1 else 2].transactions
         await patiently(lambda: after.end_transaction(ID, who, True, 2))
         await until("it is over", lambda: after.describe(ID).state == TransactionState.COMPLETE_COMMIT)
-        # The producer goes on with another transaction, which the zombie knows nothing of.
+        # The producer continues with another transaction, which the zombie does not know.
         who = after.describe(ID).producer
         data = batch(b"second", producer=Writer(who.producer_id, who.epoch, 0, transactional=True))
 
@@ -163,15 +163,15 @@ def test_check_15_the_marker_of_a_coordinator_that_was_is_refused(tmp_path):
             coordinator_epoch=epoch,
             transaction_version=2,
         )
-        answer = await cluster.ask(2, WriteTxnMarkersRequest(markers=[marker]), 2)
-        assert answer.markers[0].topics[0].partitions[0].error_code == Code.TRANSACTION_COORDINATOR_FENCED
+        response = await cluster.send_request(2, WriteTxnMarkersRequest(markers=[marker]), 2)
+        assert response.markers[0].topics[0].partitions[0].error_code == Code.TRANSACTION_COORDINATOR_FENCED
         assert cluster.partition(2, "t", 1).log.producers.is_open(*who)
 
     run(tmp_path, test)
 
 
 def test_a_coordinator_waits_until_what_it_loads_is_replicated(tmp_path):
-    """What it decided on the ground of a record that is lost with it, the next one would decide otherwise."""
+    """A decision based on a record that is lost with the leader would differ from that of the next one."""
 
     async def test(cluster):
         index, node, who = await begin(cluster)
@@ -211,8 +211,8 @@ def test_groups_and_offsets_move_with_their_partition(tmp_path):
         async def fetch():
             return after.fetch_all("readers", False)
 
-        found = await patiently(fetch)
-        assert found["t", 0].offset == 42
+        offsets = await patiently(fetch)
+        assert offsets["t", 0].offset == 42
 
     run(tmp_path, test)
 

@@ -22,7 +22,6 @@ from headrace.wire.api.access import (
     ScramCredentialUpsertion,
     UserName,
 )
-from tests.support.asking import ask
 from tests.support.peers.connection import Connection
 from tests.support.scram_users import salted
 from tests.support.topics import unique
@@ -36,13 +35,13 @@ def upsertion(name, mechanism=SHA_256, **changes):
 
 
 def alter(connection, *, upsertions=(), deletions=()):
-    response = ask(connection, AlterUserScramCredentialsRequest(upsertions=upsertions, deletions=deletions), 0)
+    response = connection.call(AlterUserScramCredentialsRequest(upsertions=upsertions, deletions=deletions), 0)
     return {row.user: row.error_code for row in response.results}
 
 
 def describe(connection, *names):
     users = [UserName(name=name) for name in names] or None
-    response = ask(connection, DescribeUserScramCredentialsRequest(users=users), 0)
+    response = connection.call(DescribeUserScramCredentialsRequest(users=users), 0)
     assert response.error_code == 0
     return {
         row.user: row.error_code or [(info.mechanism, info.iterations) for info in row.credential_infos]

@@ -21,7 +21,6 @@ from headrace.wire.api.access import AlterUserScramCredentialsRequest, ScramCred
 from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
 from headrace.wire.api.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from tests.support import sessions
-from tests.support.asking import ask
 from tests.support.peers.connection import Connection
 from tests.support.scram_users import salted
 from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
@@ -63,7 +62,7 @@ def secure(certificates):
                 ScramCredentialUpsertion(name="ann", mechanism=number, **salted(number, PASSWORD)) for number in (1, 2)
             ]
             for user in users:
-                response = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+                response = connection.call(AlterUserScramCredentialsRequest(upsertions=[user]), 0)
                 assert [row.error_code for row in response.results] == [0]
         yield broker
 
@@ -98,7 +97,9 @@ def test_the_headrace_client_authenticates_with_every_mechanism(secure, certific
     options = {"tls": tls(certificates)} if listener == "SASL_SSL" else {}
     with admin_at(secure.at[listener], sasl=settings(mechanism), **options) as admin:
         broker = admin.describe_cluster().brokers[0]
-        assert f"127.0.0.1:{broker.port}" == secure.at[listener], "clients are told the listener that they came by"
+        assert f"127.0.0.1:{broker.port}" == secure.at[listener], (
+            "clients get the address of the listener they are connected to"
+        )
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -182,7 +183,7 @@ def test_a_session_continues_after_reauthentication(secure, certificates):
 
 def is_closed(connection) -> bool:
     try:
-        ask(connection, MetadataRequest(topics=[]), 9)
+        connection.call(MetadataRequest(topics=[]), 9)
     except ConnectionError:
         return True
     return False
@@ -190,10 +191,10 @@ def is_closed(connection) -> bool:
 
 def test_an_expired_session_is_closed(secure):
     with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
-        ask(connection, SaslHandshakeRequest(mechanism="OAUTHBEARER"), 1)
+        connection.call(SaslHandshakeRequest(mechanism="OAUTHBEARER"), 1)
         short = f"n,,\x01auth=Bearer {token(seconds=SESSION_SECONDS).value}\x01\x01".encode()
         began = time.monotonic()
-        response = ask(connection, SaslAuthenticateRequest(auth_bytes=short), 2)
+        response = connection.call(SaslAuthenticateRequest(auth_bytes=short), 2)
         assert 0 < response.session_lifetime_ms <= SESSION_SECONDS * 1000
         eventually("the end of the session", lambda: is_closed(connection), SECONDS)
         assert time.monotonic() - began > response.session_lifetime_ms / 1000
@@ -201,47 +202,47 @@ def test_an_expired_session_is_closed(secure):
 
 def test_only_authentication_requests_are_served_before_login(secure):
     with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
-        assert ask(connection, ApiVersionsRequest(), 0).error_code == Code.NONE
+        assert connection.call(ApiVersionsRequest(), 0).error_code == Code.NONE
         with pytest.raises(ConnectionError):
-            ask(connection, MetadataRequest(topics=[]), 9)
+            connection.call(MetadataRequest(topics=[]), 9)
 
 
 def test_a_token_before_the_handshake_closes_the_connection(secure):
     with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
-        assert ask(connection, SaslAuthenticateRequest(auth_bytes=b"x"), 2).error_code == Code.ILLEGAL_SASL_STATE
+        assert connection.call(SaslAuthenticateRequest(auth_bytes=b"x"), 2).error_code == Code.ILLEGAL_SASL_STATE
         with pytest.raises(ConnectionError):
-            ask(connection, ApiVersionsRequest(), 0)
+            connection.call(ApiVersionsRequest(), 0)
 
 
 def test_an_unknown_mechanism_returns_the_enabled_ones(secure):
     with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
-        response = ask(connection, SaslHandshakeRequest(mechanism="GSSAPI"), 1)
+        response = connection.call(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
         assert response.error_code == Code.UNSUPPORTED_SASL_MECHANISM
         assert list(response.mechanisms) == MECHANISMS
         with pytest.raises(ConnectionError):
-            ask(connection, ApiVersionsRequest(), 0)
+            connection.call(ApiVersionsRequest(), 0)
 
 
 def test_sasl_on_a_listener_without_it_fails_and_keeps_the_connection(secure):
     with Connection(secure.at["PLAINTEXT"]) as connection:
-        assert ask(connection, SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == Code.ILLEGAL_SASL_STATE
-        assert ask(connection, SaslAuthenticateRequest(auth_bytes=b"x"), 2).error_code == Code.ILLEGAL_SASL_STATE
-        assert ask(connection, ApiVersionsRequest(), 0).error_code == Code.NONE
+        assert connection.call(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == Code.ILLEGAL_SASL_STATE
+        assert connection.call(SaslAuthenticateRequest(auth_bytes=b"x"), 2).error_code == Code.ILLEGAL_SASL_STATE
+        assert connection.call(ApiVersionsRequest(), 0).error_code == Code.NONE
 
 
 def test_bare_tokens_after_the_oldest_handshake(secure):
     with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
-        assert ask(connection, SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == Code.NONE
+        assert connection.call(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == Code.NONE
         raw = connection._socket
         message = b"\0ann\0" + PASSWORD.encode()
         raw.sendall(struct.pack(">i", len(message)) + message)
         assert raw.recv(4) == struct.pack(">i", 0)
-        assert ask(connection, MetadataRequest(topics=[]), 9).brokers
+        assert connection.call(MetadataRequest(topics=[]), 9).brokers
 
 
 def test_an_invalid_bare_token_gets_no_response(secure):
     with Connection(secure.at["SASL_PLAINTEXT"]) as connection:
-        ask(connection, SaslHandshakeRequest(mechanism="PLAIN"), 0)
+        connection.call(SaslHandshakeRequest(mechanism="PLAIN"), 0)
         raw = connection._socket
         raw.sendall(struct.pack(">i", 10) + b"\0ann\0wrong")
         assert raw.recv(4) == b""

@@ -18,7 +18,6 @@ from headrace.wire.api.topics import (
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from tests.support.asking import ask
 from tests.support.peers.connection import Connection
 from tests.support.topics import unique
 
@@ -33,14 +32,14 @@ def creation(name: str, partitions: int = 1, replicas: int = 1, **configs: str) 
 
 
 def create(connection: Connection, *topics: CreatableTopic, version: int = 7, validate_only: bool = False):
-    return ask(
-        connection, CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=validate_only), version
+    return connection.call(
+        CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=validate_only), version
     ).topics
 
 
 def exists(connection: Connection, name: str):
     request = MetadataRequest(topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=False)
-    return ask(connection, request, 9).topics[0].error_code == 0
+    return connection.call(request, 9).topics[0].error_code == 0
 
 
 @pytest.mark.parametrize("version", range(8))
@@ -139,7 +138,7 @@ def test_every_version_deletes_topics(broker, connection, version):
         request = DeleteTopicsRequest(
             timeout_ms=1000, topics=[DeleteTopicState(name=name), DeleteTopicState(name="no-such-topic")]
         )
-    rows = ask(connection, request, version).responses
+    rows = connection.call(request, version).responses
     assert {row.name: row.error_code for row in rows} == {name: 0, "no-such-topic": Code.UNKNOWN_TOPIC_OR_PARTITION}
     assert not exists(connection, name)
 
@@ -149,9 +148,9 @@ def test_a_topic_deleted_by_id_can_be_recreated(broker, connection):
     (first,) = create(connection, creation(name))
     connection.produce(name, encode([Record(0, 1, None, b"old", ())]))
     request = DeleteTopicsRequest(timeout_ms=1000, topics=[DeleteTopicState(topic_id=first.topic_id)])
-    (row,) = ask(connection, request, 6).responses
+    (row,) = connection.call(request, 6).responses
     assert (row.name, row.error_code) == (name, 0)
-    (row,) = ask(connection, request, 6).responses
+    (row,) = connection.call(request, 6).responses
     assert (row.name, row.error_code) == (None, Code.UNKNOWN_TOPIC_ID)
     (second,) = create(connection, creation(name))
     assert second.topic_id != first.topic_id
@@ -164,9 +163,9 @@ def test_deletion_can_be_disabled_and_internal_topics_stay(tmp_path):
         Connection(own.bootstrap) as connection,
     ):
         own.create_topic("kept")
-        ask(connection, MetadataRequest(topics=[MetadataRequestTopic(name="__consumer_offsets")]), 9)
+        connection.call(MetadataRequest(topics=[MetadataRequestTopic(name="__consumer_offsets")]), 9)
         request = DeleteTopicsRequest(timeout_ms=1000, topic_names=["kept", "__consumer_offsets"])
-        rows = {row.name: row.error_code for row in ask(connection, request, 5).responses}
+        rows = {row.name: row.error_code for row in connection.call(request, 5).responses}
         assert rows == {"kept": Code.TOPIC_DELETION_DISABLED, "__consumer_offsets": Code.INVALID_REQUEST}
 
 
@@ -176,13 +175,13 @@ def test_topics_options_and_records_survive_a_restart(tmp_path, ending):
         own.create_topic("kept", partitions=2, configs={"max.message.bytes": "1000"})
         own.create_topic("gone")
         with Connection(own.bootstrap) as connection:
-            before = ask(connection, MetadataRequest(topics=[MetadataRequestTopic(name="kept")]), 12).topics[0]
+            before = connection.call(MetadataRequest(topics=[MetadataRequestTopic(name="kept")]), 12).topics[0]
             connection.produce("kept", encode([Record(0, 1, None, b"x", ())]), partition=1)
         own.delete_topic("gone")
         getattr(own, ending)()
         own.start()
         with Connection(own.bootstrap) as connection:
-            assert ask(connection, MetadataRequest(topics=[MetadataRequestTopic(name="kept")]), 12).topics[0] == before
+            assert connection.call(MetadataRequest(topics=[MetadataRequestTopic(name="kept")]), 12).topics[0] == before
             assert not exists(connection, "gone")
             assert connection.fetch("kept", partition=1).high_watermark == 1
             large = encode([Record(0, 1, None, bytes(2000), ())])

@@ -22,7 +22,7 @@ GROUP = "interrupted"
 
 
 class Rig:
-    """A transactional producer, and what readers of its topic have to see."""
+    """A transactional producer, and the records that readers must see."""
 
     def __init__(self, producer: Producer, topic: str, connection: Connection) -> None:
         self.producer, self.topic, self._connection = producer, topic, connection
@@ -45,7 +45,7 @@ class Rig:
         self.committed.append(self.value)
 
     def check_works(self) -> None:
-        """Another transaction can be made; readers see what was committed, once, and nothing else."""
+        """Check that another transaction works, and that readers see committed records once and no others."""
         self.begin_and_send(0)
         self.commit()
 

@@ -186,7 +186,7 @@ def test_a_retried_end_gets_the_same_response(connection, broker, topic):
     )
     first = connection.call(request, 5)
     assert (first.error_code, first.producer_epoch) == (0, writer.epoch + 1)
-    again = eventually("an answer", lambda: _unless_busy(connection.call(request, 5)))
+    again = eventually("a response", lambda: _unless_busy(connection.call(request, 5)))
     assert again == first
 
 

@@ -93,7 +93,7 @@ def test_unreachable_addresses_are_reported_at_once():
 
 
 def test_a_server_that_is_not_kafka_is_reported():
-    def answer(server):
+    def respond(server):
         while True:
             try:
                 client, _ = server.accept()
@@ -104,7 +104,7 @@ def test_a_server_that_is_not_kafka_is_reported():
                 client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=answer, args=(server,), daemon=True)
+        thread = threading.Thread(target=respond, args=(server,), daemon=True)
         thread.start()
         done = run("topic", "list", "-b", f"127.0.0.1:{server.getsockname()[1]}")
         server.shutdown(socket.SHUT_RDWR)

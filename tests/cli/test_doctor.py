@@ -7,20 +7,23 @@ import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from headrace.broker import EmbeddedBroker
 from headrace.broker.ports import free_port
-from headrace.cli import doctor_machine
+from headrace.cli import doctor_machine, doctor_spark
 from headrace.wire import kernel
 from tests.support.cli_runner import facts, run_cli
 from tests.support.scram_users import salted
 from tests.support.secure_broker import OPENSSL, SecureBroker, make_certificates
+from tests.support.waiting import eventually
 
 PASSWORD = "mill-race"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256")
 SECONDS_MAX = 20
+HANG_SECONDS = 8
 
 
 def findings(*arguments, code=0):
@@ -77,6 +80,43 @@ def test_the_python_kernel_is_a_warning(monkeypatch):
     assert doctor_machine.check_kernel().remedy == "unset HEADRACE_KERNEL"
     monkeypatch.delenv("HEADRACE_KERNEL")
     assert "install a C compiler" in doctor_machine.check_kernel().remedy
+
+
+def fake_java(folder, script):
+    """Make a JAVA_HOME whose Java runs this script; as Java 17, it is new enough."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    (folder / "release").write_text('JAVA_VERSION="17.0.1"\n')
+    return str(folder)
+
+
+def test_a_spark_that_does_not_start_is_a_finding_with_the_end_of_its_log(monkeypatch, tmp_path):
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("JAVA_HOME", fake_java(tmp_path / "java", "echo 'no memory' >&2; exit 1"))
+    (finding,) = doctor_spark.check_spark_runs()
+    assert finding.failed
+    assert "Spark does not start: " in finding.fact
+    assert "see the java and spark checks" in finding.remedy
+
+
+def test_a_spark_that_hangs_is_ended_in_time_with_its_java(monkeypatch, tmp_path):
+    pytest.importorskip("pyspark")
+    started = tmp_path / "pid"
+    script = f"echo $$ >{started}.new; mv {started}.new {started}; exec sleep 1000"
+    monkeypatch.setenv("JAVA_HOME", fake_java(tmp_path / "java", script))
+    (finding,) = doctor_spark.check_spark_runs(seconds_max=HANG_SECONDS)
+    assert f"not started after {HANG_SECONDS} s" in finding.fact
+    pid = int(started.read_text())
+    eventually("the end of Java", lambda: not is_running(pid))
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 # -- healthy brokers -------------------------------------------------------------------------------
@@ -193,7 +233,6 @@ def secure(tmp_path_factory):
         AlterUserScramCredentialsRequest,
         ScramCredentialUpsertion,
     )
-    from tests.support.asking import ask
     from tests.support.peers.connection import Connection
 
     folder = tmp_path_factory.mktemp("certificates")
@@ -205,7 +244,7 @@ def secure(tmp_path_factory):
     with SecureBroker(folder, options) as broker:
         with Connection(broker.at["PLAINTEXT"]) as connection:
             user = ScramCredentialUpsertion(name="ann", mechanism=1, **salted(1, PASSWORD))
-            response = ask(connection, AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+            response = connection.call(AlterUserScramCredentialsRequest(upsertions=[user]), 0)
             assert [row.error_code for row in response.results] == [0]
         yield broker
 

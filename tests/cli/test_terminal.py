@@ -61,7 +61,7 @@ def test_ctrl_c_stops_the_started_broker(state):
         terminal.see("started one for this command")
         pid = json.loads(run_file(state).read_text())["pid"]
         terminal.press("hello\n")
-        terminal.be_asked("hello")
+        terminal.expect_prompt("hello")
         terminal.press(CTRL_C)
         assert terminal.end() == INTERRUPTED
     eventually("the end of the broker", lambda: not is_alive(pid))
@@ -70,22 +70,22 @@ def test_ctrl_c_stops_the_started_broker(state):
 
 
 def test_deleting_asks_for_confirmation(headrace_broker):
-    topic, group = new_topic(headrace_broker, "asked"), unique("asked")
+    topic, group = new_topic(headrace_broker, "prompt"), unique("prompt")
     at = ("-b", headrace_broker.bootstrap)
     facts("group", "reset", group, "--to", "latest", "--topic", topic, "--yes", *at)
-    for answer, left in (("n\n", True), ("y\n", False)):
+    for response, left in (("n\n", True), ("y\n", False)):
         with Terminal("group", "delete", group, *at) as terminal:
-            terminal.be_asked(r"Delete group .*\? \[y/N\]")
-            terminal.press(answer)
+            terminal.expect_prompt(r"Delete group .*\? \[y/N\]")
+            terminal.press(response)
             terminal.end()
         assert (run_cli("group", "describe", group, *at).exit_code == 0) is left
 
 
-def test_a_reset_shows_the_changes_and_asks(headrace_broker):
-    topic, group = new_topic(headrace_broker, "asked"), unique("asked")
+def test_a_reset_shows_the_changes_and_prompts(headrace_broker):
+    topic, group = new_topic(headrace_broker, "prompt"), unique("prompt")
     at = ("-b", headrace_broker.bootstrap)
     with Terminal("group", "reset", group, "--to", "earliest", "--topic", topic, *at) as terminal:
-        terminal.be_asked(r"Set these offsets of group .*\? \[y/N\]")
+        terminal.expect_prompt(r"Set these offsets of group .*\? \[y/N\]")
         assert "PARTITION" in terminal.shown
         terminal.press(CTRL_C)
         assert terminal.end() == INTERRUPTED

@@ -54,11 +54,13 @@ def test_every_option_is_in_its_page(site):
 
 def test_options_of_spark_are_in_its_page(site):
     from headrace.spark.consumer_options import CONSUMER_OPTIONS
+    from headrace.spark.session_settings import RECOMMENDED
     from headrace.spark.sink_options import SINK_OPTIONS
     from headrace.spark.source_options import SOURCE_OPTIONS
 
     text = unescape((site / "spark.html").read_text()).lower()
     names = [*SINK_OPTIONS, *SOURCE_OPTIONS, *(f"kafka.{name}" for name in CONSUMER_OPTIONS)]
+    names += [setting.name for setting in RECOMMENDED]
     ours = {f"kafka.{name}" for name in PRODUCER_OPTIONS} | {"headrace.failpoints"}
     missing = [name for name in names if name not in ours and f"<code>{name.lower()}</code>" not in text]
     assert not missing

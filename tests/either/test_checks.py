@@ -7,18 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.errors import Code
-from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from headrace.wire.api.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
-    OffsetFetchResponse,
     OffsetFetchResponsePartition,
 )
 from headrace.wire.api.metadata import ApiVersionsRequest, MetadataRequest
 from headrace.wire.api.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
-    ListOffsetsResponse,
     ListOffsetsTopic,
 )
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -66,13 +64,13 @@ def begin(producer: RawProducer, *partitions: int) -> None:
 
 def written(producer: RawProducer, sequence: int, *values: bytes) -> int:
     """Return the base offset of a batch that must be accepted."""
-    answer = producer.write(sequence, *values)
-    assert answer.error_code == 0, answer
-    return answer.base_offset
+    partition_data = producer.write(sequence, *values)
+    assert partition_data.error_code == 0, partition_data
+    return partition_data.base_offset
 
 
-def values(answer: PartitionData) -> list[bytes | None]:
-    return [r.value for batch in batches_of(answer) if not batch.header.is_control for r in batch.records()]
+def values(partition_data: PartitionData) -> list[bytes | None]:
+    return [r.value for batch in batches_of(partition_data) if not batch.header.is_control for r in batch.records()]
 
 
 def stable_end(link: Connection, topic: str) -> int:
@@ -82,7 +80,6 @@ def stable_end(link: Connection, topic: str) -> int:
         topics=[ListOffsetsTopic(name=topic, partitions=[ListOffsetsPartition(partition_index=0, timestamp=LATEST)])],
     )
     response = link.call(request, 7)
-    assert isinstance(response, ListOffsetsResponse)
     ((row,),) = (row.partitions for row in response.topics)
     assert row.error_code == 0
     return row.offset
@@ -101,9 +98,8 @@ def raw_fetch(link: Connection, topic: str, offset: int, bytes_max: int) -> Part
         topics=[FetchTopic(topic=topic, partitions=[fetch_row])],
     )
     response = link.call(request, 12)
-    assert isinstance(response, FetchResponse)
-    ((answer,),) = (answers.partitions for answers in response.responses)
-    return answer
+    ((partition_data,),) = (topic_response.partitions for topic_response in response.responses)
+    return partition_data
 
 
 def test_a_retry_of_any_of_the_last_five_batches_gets_the_first_offset(idempotent: RawProducer) -> None:
@@ -144,15 +140,15 @@ def test_the_last_stable_offset_is_the_first_of_an_open_transaction(
     link.produce(topic, plain_batch(b"after"))
 
     assert stable_end(link, topic) == 1
-    answer = link.fetch(topic, committed=True)
-    assert (answer.last_stable_offset, answer.high_watermark) == (1, 4)
-    assert values(answer) == [b"plain"]
+    partition_data = link.fetch(topic, committed=True)
+    assert (partition_data.last_stable_offset, partition_data.high_watermark) == (1, 4)
+    assert values(partition_data) == [b"plain"]
 
     assert producer.end(True).error_code == 0
     until_stable(link, topic, 5)
-    answer = link.fetch(topic, committed=True)
-    assert values(answer) == [b"plain", b"one", b"two", b"after"]
-    assert not answer.aborted_transactions
+    partition_data = link.fetch(topic, committed=True)
+    assert values(partition_data) == [b"plain", b"one", b"two", b"after"]
+    assert not partition_data.aborted_transactions
 
 
 def test_aborted_transactions_are_listed_for_read_committed_fetches_only(
@@ -168,10 +164,12 @@ def test_aborted_transactions_are_listed_for_read_committed_fetches_only(
 
     assert values(link.fetch(topic)) == [b"a", b"b", b"between", b"c"]
     for offset in range(4):  # the whole transaction, for any fetch offset in it
-        answer = link.fetch(topic, offset=offset, committed=True)
-        assert [(a.producer_id, a.first_offset) for a in answer.aborted_transactions or ()] == [(producer_id, 0)]
-    answer = link.fetch(topic, offset=4, committed=True)
-    (marker,) = batches_of(answer)
+        partition_data = link.fetch(topic, offset=offset, committed=True)
+        assert [(a.producer_id, a.first_offset) for a in partition_data.aborted_transactions or ()] == [
+            (producer_id, 0)
+        ]
+    partition_data = link.fetch(topic, offset=4, committed=True)
+    (marker,) = batches_of(partition_data)
     assert marker.header.is_control
 
 
@@ -192,9 +190,9 @@ def test_the_aborted_list_holds_across_segments(either: Broker, link: Connection
     offset = 0
     seen: set[tuple[int, int]] = set()
     while offset < 11:
-        answer = link.fetch(topic, offset=offset, committed=True)
-        seen |= {(a.producer_id, a.first_offset) for a in answer.aborted_transactions or ()}
-        part = batches_of(answer)
+        partition_data = link.fetch(topic, offset=offset, committed=True)
+        seen |= {(a.producer_id, a.first_offset) for a in partition_data.aborted_transactions or ()}
+        part = batches_of(partition_data)
         base_offsets += [b.header.base_offset for b in part if not b.header.is_control]
         offset = part[-1].header.last_offset + 1
     assert seen == set(identities)
@@ -276,8 +274,8 @@ def test_a_transaction_that_takes_too_long_is_aborted(link: Connection, topic: s
     written(producer, 0, b"a")
 
     until_stable(link, topic, 2)
-    answer = link.fetch(topic, committed=True)
-    assert [a.first_offset for a in answer.aborted_transactions or ()] == [0]
+    partition_data = link.fetch(topic, committed=True)
+    assert [a.first_offset for a in partition_data.aborted_transactions or ()] == [0]
     assert producer.end(True, patient=False).error_code != 0
 
 
@@ -292,7 +290,6 @@ def fetched_offset(link: Connection, group: str, topic: str, stable: bool) -> Of
         group_id=group, topics=[OffsetFetchRequestTopic(name=topic, partition_indexes=[0])], require_stable=stable
     )
     response = link.call(request, 7)
-    assert isinstance(response, OffsetFetchResponse)
     ((row,),) = (row.partitions for row in response.topics)
     return row
 
@@ -373,4 +370,4 @@ def test_invalid_acks_are_refused(link: Connection, topic: str) -> None:
     records = [PartitionProduceData(partition_index=0, records=plain_batch(b"x"))]
     request = ProduceRequest(acks=2, timeout_ms=1000, topic_data=[TopicProduceData(name=topic, partition_data=records)])
     response = link.call(request, 9)
-    assert response.responses[0].partition_responses[0].error_code == Code.INVALID_REQUIRED_ACKS  # type: ignore[attr-defined]
+    assert response.responses[0].partition_responses[0].error_code == Code.INVALID_REQUIRED_ACKS

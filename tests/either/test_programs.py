@@ -41,7 +41,9 @@ def test_a_program_responds_to_each_command(echo):
     assert echo("say", n=3)["n"] == 3
 
 
-@pytest.mark.parametrize(("how", "reason"), [("hang", "no answer after 0.5 s"), ("end", "(?s)it ended.*that was all")])
+@pytest.mark.parametrize(
+    ("how", "reason"), [("hang", "no response after 0.5 s"), ("end", "(?s)it ended.*that was all")]
+)
 def test_a_program_without_a_response_is_killed_and_restarted(echo, how, reason):
     with pytest.raises(ProgramError, match=reason):
         echo(how, seconds_max=0.5 if how == "hang" else 30)

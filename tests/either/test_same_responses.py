@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.questions import admin, data, groups, transactions
-from tests.support.questions.asking import KEYS, World, comparable, differences
+from tests.support.comparison import admin, data, groups, transactions
+from tests.support.comparison.comparing import KEYS, World, comparable, differences
 from tests.support.topics import unique
 
-QUESTIONS = {**data.QUESTIONS, **groups.QUESTIONS, **transactions.QUESTIONS, **admin.QUESTIONS}
+CASES = {**data.CASES, **groups.CASES, **transactions.CASES, **admin.CASES}
 JOIN_VERSIONS = range(10)
 
 
@@ -28,9 +28,9 @@ def test_api_versions_are_those_of_apache_kafka(worlds):
     assert {key: (ours[key], theirs[key]) for key in ours if ours[key][0] > theirs[key][0]} == {}
 
 
-@pytest.mark.parametrize("about", QUESTIONS)
+@pytest.mark.parametrize("about", CASES)
 def test_both_brokers_respond_alike(worlds, about):
-    unequal = QUESTIONS[about].ask(*worlds)
+    unequal = CASES[about].compare(*worlds)
     assert not unequal, "\n".join(unequal)
 
 

@@ -23,7 +23,7 @@ def test_spark_reads_committed_rows_in_a_batch_and_in_a_stream_and_writes_some(e
         librdkafka.append(producer, topic, records, partition)
         getattr(producer, f"{ending}_transaction")(librdkafka.SECONDS_MAX)
 
-    def ask(do, **arguments):
+    def run(do, **arguments):
         return spark_connector(do, bootstrap=either.bootstrap, topic=topic, seconds_max=FIRST_SECONDS_MAX, **arguments)
 
     def row(partition, offset, n):
@@ -31,9 +31,9 @@ def test_spark_reads_committed_rows_in_a_batch_and_in_a_stream_and_writes_some(e
 
     committed = [row(0, n, n) for n in range(50)] + [row(0, n - 98, n) for n in range(200, 250)]
     committed += [row(1, n - 100, n) for n in range(100, 150)]
-    assert ask("rows", isolation="read_committed")["rows"] == committed
-    assert len(ask("rows", isolation="read_uncommitted")["rows"]) == 200
-    assert ask("streamed")["values"] == sorted(row[3] for row in committed)
+    assert run("rows", isolation="read_committed")["rows"] == committed
+    assert len(run("rows", isolation="read_uncommitted")["rows"]) == 200
+    assert run("streamed")["values"] == sorted(row[3] for row in committed)
 
     target = new_topic(either, "spark-wrote")
     texts = [f"text {n}" for n in range(100)]

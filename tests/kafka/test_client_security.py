@@ -12,9 +12,9 @@ import time
 import pytest
 
 from headrace.client.admin import AdminClient
-from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.credentials import SaslSettings, TokenCache
 from headrace.client.tls import TlsSettings
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import AuthenticationError, TimedOutError, TlsError
 from headrace.wire.api.access import (
     AlterUserScramCredentialsRequest,
@@ -94,8 +94,8 @@ def add_scram_user(broker, mechanism, number, digest):
     salted = hashlib.pbkdf2_hmac(digest, b"secret", salt, 4096)
     user = ScramCredentialUpsertion(name="ann", mechanism=number, iterations=4096, salt=salt, salted_password=salted)
     with Connection(broker.bootstrap) as connection:
-        answer = connection.call(AlterUserScramCredentialsRequest(upsertions=[user]), 0)
-    assert [result.error_code for result in answer.results] == [0], mechanism  # type: ignore[attr-defined]
+        response = connection.call(AlterUserScramCredentialsRequest(upsertions=[user]), 0)
+    assert [result.error_code for result in response.results] == [0], mechanism
 
 
 def unsecured_token(subject="ann", seconds=60):

@@ -23,8 +23,8 @@ def test_a_hundred_thousand_keys_hash_and_land_as_in_java(kafka_jars, java, java
     source = java_sources / "KeyHashes.java"
     java(kafka_jars("4.3.0"), source, tmp_path / "keys", tmp_path / "hashes", PARTITION_COUNT)
 
-    answers = list(struct.iter_unpack(">ii", (tmp_path / "hashes").read_bytes()))
-    assert len(answers) == KEY_COUNT
-    assert [kernel.murmur2(key) for key in keys] == [hashed for hashed, _ in answers]
+    responses = list(struct.iter_unpack(">ii", (tmp_path / "hashes").read_bytes()))
+    assert len(responses) == KEY_COUNT
+    assert [kernel.murmur2(key) for key in keys] == [hashed for hashed, _ in responses]
     partitions = columns.partition_for_keys(pa.array(keys, pa.binary()), PARTITION_COUNT)
-    assert partitions.to_pylist() == [partition for _, partition in answers]
+    assert partitions.to_pylist() == [partition for _, partition in responses]

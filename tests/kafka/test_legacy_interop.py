@@ -87,8 +87,8 @@ def test_a_broker_accepts_message_sets_and_a_modern_consumer_reads_them(version,
     for codec, partition in PARTITIONS.items():
         for records in (samples.small(), samples.large()):
             data = message_sets.encode(records, magic=magic, codec=CODEC_IDS[codec])
-            answer = connection.produce(topic, data, version=version, partition=partition)
-            assert answer.error_code == 0, (codec, answer)
+            response = connection.produce(topic, data, version=version, partition=partition)
+            assert response.error_code == 0, (codec, response)
         consumed = librdkafka.consume(kafka39.bootstrap, topic, len(expected), partition=partition)
         assert consumed == expected, codec
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from tests.support.topics import new_topic
 THREADS = 4
 MEMORY_BYTES = 32 << 20  # of all producers together
 RECORDS = 100_000  # of each thread: some 700 batches, and at each of them the threads may get into each other's way
-ROUNDS = 5
+ROUNDS_MAX = 15
 VALUE = b"v" * 100
 KEYS = [b"key-%d" % number for number in range(1000)]
 SECONDS = 30
@@ -71,16 +70,18 @@ def cost(kafka: RealKafka, topic: str, count: int) -> Cost:
 @pytest.mark.behaviour("P07")
 def test_threads_that_share_a_producer_do_not_block_each_other(kafka):
     topic = new_topic(kafka, "shared", 4)
-    costs_by_count: dict[int, list[Cost]] = {1: [], THREADS: []}
-    for _ in range(ROUNDS):
-        for count, costs in costs_by_count.items():  # in turn: other load on the machine affects both
-            costs.append(cost(kafka, topic, count))
-    shared, apiece = costs_by_count[1], costs_by_count[THREADS]
-    # About 0.5 with one or with four producers; 2 to 5 if threads wait for a lock with every batch.
-    assert statistics.median(c.switches_for_a_batch for c in shared) < 1.2, costs_by_count
-    # The broker is what both wait for, and it is not always the same: 0.9 to 1.1 was seen, 1.4 on a busy machine, and 2
-    # and more in a queue.
-    assert min(c.seconds for c in shared) < 1.8 * min(c.seconds for c in apiece), costs_by_count
+    shared: list[Cost] = []
+    separate: list[Cost] = []
+    for _ in range(ROUNDS_MAX):
+        shared.append(cost(kafka, topic, 1))
+        separate.append(cost(kafka, topic, THREADS))  # in turns: other load on the machine affects both
+        # About 0.5 with one or with four producers; 2 to 5 if threads wait for a lock with every batch.
+        has_few_switches = min(c.switches_for_a_batch for c in shared) < 1.2
+        # 0.9 to 1.1 on an idle machine; 2 and more if threads queue for a lock.
+        is_not_slower = min(c.seconds for c in shared) < 1.4 * min(c.seconds for c in separate)
+        if has_few_switches and is_not_slower:
+            return
+    pytest.fail(f"shared: {shared}; one for each thread: {separate}")
 
 
 @pytest.mark.behaviour("P07")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import samples
 from tests.support.peers import librdkafka
-from tests.support.peers.real_kafka import RealKafka, answers_api_versions
+from tests.support.peers.real_kafka import RealKafka, responds_to_api_versions
 from tests.support.waiting import eventually
 
 
@@ -38,7 +38,7 @@ def test_a_restarted_broker_keeps_address_and_data_until_it_is_removed(own_kafka
     for end in (own_kafka.kill, own_kafka.stop):
         end()
         assert own_kafka.pid is None
-        assert not answers_api_versions(own_kafka.port)
+        assert not responds_to_api_versions(own_kafka.port)
         own_kafka.restart()
         pids.append(own_kafka.pid)
         assert own_kafka.bootstrap == bootstrap

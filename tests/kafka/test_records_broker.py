@@ -54,8 +54,10 @@ def ours(either, connection):
         topic = either.create_topic(f"ours-{way}", len(PARTITIONS))
         for codec, partition in PARTITIONS.items():
             for sample in SAMPLES.values():
-                answer = connection.produce(topic, write(Batch.of(sample, codec=CODEC_IDS[codec])), partition=partition)
-                assert answer.error_code == 0, answer
+                response = connection.produce(
+                    topic, write(Batch.of(sample, codec=CODEC_IDS[codec])), partition=partition
+                )
+                assert response.error_code == 0, response
 
 
 def ours_expected():
@@ -155,10 +157,10 @@ def test_kafkas_console_consumer_prints_what_we_wrote(kafka, to_apache):
 
 def test_log_append_time_of_the_broker_is_read(either, connection):
     topic = either.create_topic("append-time", configs={"message.timestamp.type": "LogAppendTime"})
-    answer = connection.produce(topic, WRITERS["encode"](Batch.of(samples.small(), codec=CODEC_IDS["zstd"])))
+    response = connection.produce(topic, WRITERS["encode"](Batch.of(samples.small(), codec=CODEC_IDS["zstd"])))
     (batch,) = fetch_batches(connection, topic)
-    assert answer.log_append_time_ms > samples.TIME_MS
-    assert {record.timestamp for record in batch.records()} == {answer.log_append_time_ms}
+    assert response.log_append_time_ms > samples.TIME_MS
+    assert {record.timestamp for record in batch.records()} == {response.log_append_time_ms}
     assert columns_of([batch]) == batch.records()
 
 
@@ -169,9 +171,9 @@ def test_a_resent_idempotent_batch_is_recognised_as_a_duplicate(either, connecti
     first = WRITERS["open-batch"](Batch.of(samples.small(), base_sequence=0, **who))
     second = WRITERS["columns"](Batch.of(samples.small(), base_sequence=6, codec=CODEC_IDS["lz4"], **who))
 
-    answers = [connection.produce(topic, data) for data in (first, second, first, second)]
+    responses = [connection.produce(topic, data) for data in (first, second, first, second)]
 
-    assert [(answer.error_code, answer.base_offset) for answer in answers] == [(0, 0), (0, 6), (0, 0), (0, 6)]
+    assert [(response.error_code, response.base_offset) for response in responses] == [(0, 0), (0, 6), (0, 0), (0, 6)]
     assert len(librdkafka.consume(either.bootstrap, topic, 12)) == 12
     assert connection.fetch(topic).high_watermark == 12
 

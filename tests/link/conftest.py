@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from headrace.client.addresses import parse
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import AuthenticationError
 from headrace.wire.schema import RequestMessage
 from tests.support.scripted import Script, ScriptedServer
@@ -82,7 +82,7 @@ class Link:
         self.client.send(NODE, request, self.now)
         return responses
 
-    def ask(self, message: RequestMessage[Any], **options: object) -> Response[Any]:
+    def send_request(self, message: RequestMessage[Any], **options: object) -> Response[Any]:
         responses = self.begin(message, **options)  # type: ignore[arg-type]
         self.until("a response", lambda: responses)
         assert len(responses) == 1

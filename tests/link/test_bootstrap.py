@@ -59,10 +59,10 @@ def test_every_address_of_a_name_is_tried_without_waiting(links, monkeypatch):
 def test_a_name_is_looked_up_again_after_all_its_addresses_failed(links, monkeypatch):
     server = links.server()
     (dead,) = free_ports(1)
-    answers = [[Address(socket.AF_INET, ("127.0.0.1", port))] for port in (dead, server.port)]
-    monkeypatch.setattr(network, "resolve", lambda endpoint: answers.pop(0))
+    responses = [[Address(socket.AF_INET, ("127.0.0.1", port))] for port in (dead, server.port)]
+    monkeypatch.setattr(network, "resolve", lambda endpoint: responses.pop(0))
     links.link(server).connect()
-    assert not answers
+    assert not responses
 
 
 def test_a_name_that_cannot_be_resolved_is_a_failure_like_others(links, monkeypatch):
@@ -96,7 +96,7 @@ def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
     server = links.server(first, behave)
     link = links.link(server)
     updater = links.updater(link, server.address)
-    run(link, updater, "the first answer", lambda: 5 in updater.metadata.cluster.brokers)
+    run(link, updater, "the first response", lambda: 5 in updater.metadata.cluster.brokers)
     link.client.remove_node(-1)  # else its connection would still be there
     link.client.set_node(-1, Endpoint("127.0.0.1", server.port))
     updater.metadata.request_update()
@@ -106,11 +106,11 @@ def test_without_a_reachable_broker_bootstrap_servers_are_used_again(links):
 
 def test_without_recovery_the_known_brokers_are_kept(links):
     (dead,) = free_ports(1)
-    answer = MetadataResponse(brokers=[MetadataResponseBroker(node_id=5, host="127.0.0.1", port=dead)])
-    server = links.server(lambda peer: peer.serve({METADATA: lambda *_: answer}))
+    response = MetadataResponse(brokers=[MetadataResponseBroker(node_id=5, host="127.0.0.1", port=dead)])
+    server = links.server(lambda peer: peer.serve({METADATA: lambda *_: response}))
     link = links.link(server)
     updater = links.updater(link, server.address, rebootstrap_trigger_ms=None)
-    run(link, updater, "the answer", lambda: 5 in updater.metadata.cluster.brokers)
+    run(link, updater, "the response", lambda: 5 in updater.metadata.cluster.brokers)
     updater.metadata.request_update()
     end = link.now + 1500
     while link.now < end:
@@ -119,13 +119,13 @@ def test_without_recovery_the_known_brokers_are_kept(links):
 
 
 def test_a_rebootstrap_error_uses_the_bootstrap_servers_again(links):
-    def answer(peer, header, message):
+    def respond(peer, header, message):
         versions.append(header.api_version)
         reply = metadata(peer, header, message)
         return reply.replace(error_code=129) if len(versions) == 2 else reply
 
     versions = []
-    server = links.server(lambda peer: peer.serve({METADATA: answer}))
+    server = links.server(lambda peer: peer.serve({METADATA: respond}))
     server.api_ranges[3] = (1, 13)
     link = links.link(server)
     updater = links.updater(link, server.address)
@@ -137,17 +137,17 @@ def test_a_rebootstrap_error_uses_the_bootstrap_servers_again(links):
 
 @pytest.mark.behaviour("P10")
 def test_a_topic_without_permission_fails_at_once(links):
-    def answer(peer, header, message):
+    def respond(peer, header, message):
         topics = [MetadataResponseTopic(name=topic.name, error_code=29) for topic in message.topics]
         return metadata(peer, header, message).replace(topics=topics)
 
-    server = links.server(lambda peer: peer.serve({METADATA: answer}))
+    server = links.server(lambda peer: peer.serve({METADATA: respond}))
     link = links.link(server)
     updater = links.updater(link, server.address)
     run(link, updater, "metadata", lambda: updater.metadata.cluster.errors)
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
         updater.metadata.raise_topic_error("t")
-    assert updater.maybe_update(link.now) > 1000  # asking again would not help
+    assert updater.maybe_update(link.now) > 1000  # a retry would not help
 
 
 def test_an_unsupported_metadata_version_fails_all_waits(links):

@@ -40,14 +40,14 @@ def offsets(peer: Peer, header: RequestHeader, message: Message) -> Message:
 
 
 def test_partitions_that_were_not_requested_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    answers = [
+    responses = [
         FetchResponse(responses=[FetchableTopicResponse(topic="other", partitions=[partition(0)])]),
         FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition(9)])]),
         FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition(0, one_record(b"v"))])]),
     ]
 
     def fetch(peer: Peer, header: RequestHeader, message: Message) -> Message:
-        return answers.pop(0) if answers else FetchResponse(responses=[])
+        return responses.pop(0) if responses else FetchResponse(responses=[])
 
     def serve(peer: Peer) -> None:
         peer.serve({METADATA: metadata, FetchRequest.api_key: fetch, ListOffsetsRequest.api_key: offsets})

@@ -31,7 +31,7 @@ from headrace.wire.api.produce import (
 )
 from tests.support.scripted import API_VERSIONS, METADATA, HungUpError, api_versions, behave, encoded, metadata
 
-ASK = MetadataRequest(topics=[MetadataRequestTopic(name="t")])
+METADATA_REQUEST = MetadataRequest(topics=[MetadataRequestTopic(name="t")])
 PRODUCE = 0
 
 
@@ -84,7 +84,7 @@ def promise(peer):
     peer.silence()
 
 
-def unasked(peer):
+def unexpected(peer):
     peer.send(struct.pack(">ii", 4, 99))
     peer.silence()
 
@@ -97,13 +97,13 @@ def short_frame(peer):
 
 def wrong_id(peer):
     header, message = peer.request()
-    peer.answer(header, api_versions(peer, header, message), shift=5)
+    peer.respond(header, api_versions(peer, header, message), shift=5)
     peer.silence()
 
 
 def refuse(peer):
     header, _ = peer.request()
-    peer.answer(header, ApiVersionsResponse(error_code=41))
+    peer.respond(header, ApiVersionsResponse(error_code=41))
     peer.silence()
 
 
@@ -117,7 +117,7 @@ def refuse(peer):
         (tls_alert, "uses TLS, but security.protocol is without TLS: set it to SSL or SASL_SSL"),
         (garbage, "got a size of -559038737"),
         (promise, "got a size of 2147483647"),
-        (unasked, "responded to request 99, expected 1"),
+        (unexpected, "responded to request 99, expected 1"),
         (short_frame, "expected"),
         (wrong_id, "responded to request 6, expected 1"),
         (refuse, "ApiVersions failed on .*: NOT_CONTROLLER"),
@@ -128,7 +128,7 @@ def test_a_bad_start_is_explained_and_the_next_connection_works(links, script, s
     link = links.to(script, behave)
     failure = link.fail_to_connect()
     assert re.search(said, failure), failure
-    assert link.ask(ASK).message.topics[0].name == "t"
+    assert link.send_request(METADATA_REQUEST).message.topics[0].name == "t"
     assert link.client.last_failure is None
 
 
@@ -137,7 +137,7 @@ def test_a_server_that_never_responds_times_out(links):
     link = links.to(lambda peer: peer.silence(), behave, connect_timeout_ms=100)
     assert "timed out after" in (said := link.fail_to_connect())
     assert "negotiating" in said
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
 
 
 def test_a_refused_connection_names_the_address(links):
@@ -156,14 +156,14 @@ def test_a_wrong_correlation_id_closes_the_connection(links):
     def mixed_up(peer):
         peer.serve(requests_max=1)
         header, message = peer.request()
-        peer.answer(header, metadata(peer, header, message), shift=1)
+        peer.respond(header, metadata(peer, header, message), shift=1)
         peer.silence()
 
     link = links.to(mixed_up, behave)
-    response = link.ask(ASK)
+    response = link.send_request(METADATA_REQUEST)
     assert isinstance(response.error, ConnectionFailedError)
     assert "closing the connection" in str(response.error)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
 
 
 def test_an_undecodable_response_counts_as_lost(links):
@@ -171,10 +171,10 @@ def test_an_undecodable_response_counts_as_lost(links):
         peer.serve({METADATA: lambda peer, header, message: struct.pack(">iiq", 12, header.correlation_id, -1)})
 
     link = links.to(mumble, behave)
-    response = link.ask(ASK)
+    response = link.send_request(METADATA_REQUEST)
     assert isinstance(response.error, ConnectionFailedError)
     assert "undecodable response" in str(response.error)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
 
 
 def test_an_unexpected_response_closes_the_connection(links):
@@ -186,7 +186,7 @@ def test_an_unexpected_response_closes_the_connection(links):
     link = links.to(talkative, behave)
     link.until("the end", lambda: not link.client.is_ready(1, link.now) and link.client.last_failure)
     assert "unexpected response" in str(link.client.last_failure)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
 
 
 def test_a_disconnect_in_a_response_fails_the_request_once(links):
@@ -197,10 +197,10 @@ def test_a_disconnect_in_a_response_fails_the_request_once(links):
         peer.send(frame[: len(frame) // 2])
 
     link = links.to(half, behave)
-    response = link.ask(ASK)
+    response = link.send_request(METADATA_REQUEST)
     assert isinstance(response.error, ConnectionFailedError)
     assert "1 requests in flight" in str(response.error) or "after the first request" in str(response.error)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
 
 
 def test_responses_before_a_disconnect_count(links):
@@ -210,9 +210,9 @@ def test_responses_before_a_disconnect_count(links):
         peer.send(b"".join(encoded(header, metadata(peer, header, m)) for header, m in requests[:2]) + b"\0\0")
 
     link = links.to(two_of_three, behave)
-    answers = [link.begin(ASK) for _ in range(3)]
-    link.until("three responses", lambda: all(answers))
-    outcomes = [responses[0].error is None for responses in answers]
+    pending = [link.begin(METADATA_REQUEST) for _ in range(3)]
+    link.until("three responses", lambda: all(pending))
+    outcomes = [responses[0].error is None for responses in pending]
     assert outcomes == [True, True, False]
 
 
@@ -224,7 +224,7 @@ def test_responses_before_garbage_in_the_same_bytes_count(links):
         peer.silence()
 
     link = links.to(good_then_bad, behave)
-    assert link.ask(ASK).message.topics[0].name == "t"
+    assert link.send_request(METADATA_REQUEST).message.topics[0].name == "t"
     link.until("the end", lambda: not link.client.is_connected(1))
 
 
@@ -238,8 +238,8 @@ def test_bytes_that_arrive_one_by_one_make_a_response(links):
         )
 
     link = links.to(slow)
-    assert link.ask(ASK).message.topics[0].name == "t"
-    assert link.ask(ASK).message.topics[0].name == "t"
+    assert link.send_request(METADATA_REQUEST).message.topics[0].name == "t"
+    assert link.send_request(METADATA_REQUEST).message.topics[0].name == "t"
 
 
 def test_a_huge_length_prefix_allocates_no_memory(links):
@@ -253,7 +253,7 @@ def test_a_huge_length_prefix_allocates_no_memory(links):
 
     link = links.to(promising, behave)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    response = link.ask(ASK, timeout_ms=300)
+    response = link.send_request(METADATA_REQUEST, timeout_ms=300)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert isinstance(response.error, ConnectionFailedError)
     assert grown_kib < 20 * 1024
@@ -269,11 +269,11 @@ def test_a_response_timeout_closes_the_connection_and_fails_its_requests(links):
         peer.silence()
 
     link = links.to(deaf, behave)
-    first, second = link.begin(ASK, timeout_ms=100), link.begin(ASK, timeout_ms=10_000)
+    first, second = link.begin(METADATA_REQUEST, timeout_ms=100), link.begin(METADATA_REQUEST, timeout_ms=10_000)
     link.until("both", lambda: first and second)
     assert "did not respond to Metadata for 1" in str(first[0].error)
     assert isinstance(second[0].error, ConnectionFailedError)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
 
 
 def throttling(peer):
@@ -283,7 +283,7 @@ def throttling(peer):
 @pytest.mark.behaviour("P34")
 def test_a_throttled_client_sends_nothing_for_the_throttle_time(links):
     link = links.to(throttling)
-    link.ask(ASK)
+    link.send_request(METADATA_REQUEST)
     assert not link.client.is_ready(1, link.now)
     assert link.client.least_loaded_node([1], link.now) == 1  # the only node
     assert 200 < link.client.delay_ms(1, link.now) <= 300
@@ -295,14 +295,14 @@ def test_throttling_by_an_old_broker_is_not_repeated_by_the_client(links):
     link = links.to(
         lambda peer: peer.serve({METADATA: lambda p, h, m: metadata(p, h, m).replace(throttle_time_ms=300)})
     )
-    link.ask(ASK, versions=(5, 5))
+    link.send_request(METADATA_REQUEST, versions=(5, 5))
     assert link.client.is_ready(1, link.now)
 
 
 @pytest.mark.behaviour("P35", "P39")
 def test_an_idle_connection_is_closed_after_its_timeout_without_polling(links):
     link = links.to(behave, network=NetworkSettings(connections_max_idle_ms=300))
-    link.ask(ASK)
+    link.send_request(METADATA_REQUEST)
     link.polls, cpu = 0, time.process_time()
     link.until("the connection to close", lambda: link.client.connection_count() == 0)
     assert link.polls <= 4
@@ -327,21 +327,21 @@ def test_an_unreachable_node_is_retried_after_its_backoff(links):
 
 @pytest.mark.behaviour("P40")
 def test_api_versions_falls_back_to_version_0(links):
-    asked = []
+    versions_requested = []
 
     def old(peer):
-        def answer(peer, header, message):
-            asked.append(header.api_version)
+        def respond(peer, header, message):
+            versions_requested.append(header.api_version)
             if header.api_version == 0:
                 return api_versions(peer, header, message)
             only = [ApiVersion(api_key=18, min_version=0, max_version=0)]
             return encoded(header, ApiVersionsResponse(error_code=35, api_keys=only), version=0)
 
-        peer.serve({API_VERSIONS: answer})
+        peer.serve({API_VERSIONS: respond})
 
     link = links.to(old)
-    assert link.ask(ASK).error is None
-    assert asked == [3, 0]
+    assert link.send_request(METADATA_REQUEST).error is None
+    assert versions_requested == [3, 0]
 
 
 @pytest.mark.behaviour("P40")
@@ -349,14 +349,14 @@ def test_an_unsupported_request_fails_and_keeps_the_connection(links):
     server = links.server()
     server.api_ranges = {3: (1, 4), 18: (0, 3)}
     link = links.link(server)
-    missing = link.ask(produce_request(b""))
+    missing = link.send_request(produce_request(b""))
     assert isinstance(missing.error, UnsupportedVersionError)
     assert "Produce needs a version of 0 to 13; the broker supports none" in str(missing.error)
-    too_new = link.ask(ASK, versions=(5, 9))
+    too_new = link.send_request(METADATA_REQUEST, versions=(5, 9))
     assert "the broker supports 1 to 4" in str(too_new.error)
-    cannot_say = link.ask(MetadataRequest(topics=[], include_topic_authorized_operations=True))
+    cannot_say = link.send_request(MetadataRequest(topics=[], include_topic_authorized_operations=True))
     assert isinstance(cannot_say.error, UnsupportedVersionError)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
     assert server.accepted == 1
 
 
@@ -365,15 +365,15 @@ def test_the_highest_version_both_know_is_used(links):
     versions = []
 
     def noting(peer):
-        def answer(peer, header, message):
+        def respond(peer, header, message):
             versions.append(header.api_version)
             return metadata(peer, header, message)
 
-        peer.serve({METADATA: answer})
+        peer.serve({METADATA: respond})
 
     link = links.to(noting)
-    link.ask(ASK)
-    link.ask(ASK, versions=(0, 4))
+    link.send_request(METADATA_REQUEST)
+    link.send_request(METADATA_REQUEST, versions=(0, 4))
     assert versions == [9, 4]
 
 
@@ -395,7 +395,7 @@ def test_a_request_larger_than_the_socket_takes_resumes_where_it_stopped(links):
     link = links.to(reading_late, send_buffer_bytes=64 * 1024)
     view = memoryview(bytearray(data))
     responses = [link.begin(produce_request(view)) for _ in range(3)]
-    link.until("three answers", lambda: all(responses))
+    link.until("three responses", lambda: all(responses))
     assert [r[0].message.responses[0].partition_responses[0].base_offset for r in responses] == [7, 7, 7]
     assert seen == [data] * 3
 
@@ -409,17 +409,17 @@ def test_requests_without_a_response_complete_in_order_when_written(links):
     link = links.to(taking, send_buffer_bytes=64 * 1024)
     big = produce_request(bytes(1_000_000), acks=0)
     first = link.begin(big, expects_response=False)
-    asked = link.begin(ASK)
+    middle = link.begin(METADATA_REQUEST)
     last = link.begin(big, expects_response=False)
 
     def note():
-        for name, responses in (("first", first), ("asked", asked), ("last", last)):
+        for name, responses in (("first", first), ("middle", middle), ("last", last)):
             if responses and name not in order:
                 order.append(name)
         return len(order) == 3
 
     link.until("all three", note)
-    assert [responses[0].error for responses in (first, asked, last)] == [None] * 3
+    assert [responses[0].error for responses in (first, middle, last)] == [None] * 3
     assert link.client.in_flight_count(1) == 0
 
 
@@ -494,9 +494,9 @@ def test_large_requests_and_responses_over_tls(links, certificate):
     server = links.server(serve, tls=server_context(certificate))
     link = links.link(server, tls_context=client_context(certificate))
     responses = [link.begin(produce_request(memoryview(data))) for _ in range(3)]
-    link.until("three answers", lambda: all(responses))
+    link.until("three responses", lambda: all(responses))
     assert [r[0].error for r in responses] == [None] * 3
-    many = link.ask(MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names]))
+    many = link.send_request(MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names]))
     assert [topic.name for topic in many.message.topics] == names
     assert isinstance(many.message, MetadataResponse)
 

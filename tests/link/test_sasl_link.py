@@ -15,7 +15,7 @@ from tests.support.fake_network import FakeClock
 from tests.support.scripted import METADATA, ScriptedServer, metadata
 
 HANDSHAKE, AUTHENTICATE = 17, 36
-ASK = MetadataRequest(topics=[])
+METADATA_REQUEST = MetadataRequest(topics=[])
 PLAIN = SaslSettings("PLAIN", username="ann", password="secret").mechanism
 LIFETIME_MS = 10_000
 BUSY_STEPS = 300
@@ -57,7 +57,7 @@ class SaslBroker:
 def test_valid_credentials_are_accepted(links):
     broker = SaslBroker()
     link = links.to(broker, mechanism_factory=PLAIN)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
     assert broker.requests == ["handshake", "authenticate", "metadata"]
 
 
@@ -92,7 +92,7 @@ def test_a_client_without_sasl_at_a_sasl_port_gets_a_hint(links):
         peer.serve(requests_max=1)
         peer.request()
 
-    response = links.to(sasl_only).ask(ASK)
+    response = links.to(sasl_only).send_request(METADATA_REQUEST)
     assert isinstance(response.error, ConnectionFailedError)
     assert "if its listener uses SASL" in str(response.error)
 
@@ -101,13 +101,13 @@ def test_a_session_is_renewed_on_the_same_connection_before_it_ends(links, clock
     broker = SaslBroker(lifetime_ms=LIFETIME_MS)
     server: ScriptedServer = links.server(broker)
     link = links.link(server, mechanism_factory=PLAIN, clock=clock)
-    link.ask(ASK)
+    link.send_request(METADATA_REQUEST)
     clock.advance(0.84 * LIFETIME_MS)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
     assert broker.requests == ["handshake", "authenticate", "metadata", "metadata"]
     clock.advance(0.11 * LIFETIME_MS)  # it is renewed at 85 to 95 %
     link.until("a second authentication", lambda: broker.requests.count("authenticate") == 2)
-    assert link.ask(ASK).error is None
+    assert link.send_request(METADATA_REQUEST).error is None
     assert server.accepted == 1
     assert broker.requests[4:] == ["handshake", "authenticate", "metadata"]
 
@@ -118,7 +118,7 @@ def test_reauthentication_waits_for_requests_in_flight_and_holds_back_new_ones(l
     waiting = []
     # Always busy: the renewal has to hold back requests.
     for _ in range(BUSY_STEPS):
-        waiting.append(link.begin(ASK))
+        waiting.append(link.begin(METADATA_REQUEST))
         link.turn(0)
         clock.advance(3 * LIFETIME_MS / BUSY_STEPS)
     link.until("the rest", lambda: all(waiting))
@@ -131,7 +131,7 @@ def test_reauthentication_waits_for_requests_in_flight_and_holds_back_new_ones(l
 def test_a_failed_reauthentication_closes_the_connection(links, clock):
     broker = SaslBroker(lifetime_ms=LIFETIME_MS, refuse_after=1)
     link = links.to(broker, mechanism_factory=PLAIN, clock=clock)
-    link.ask(ASK)
+    link.send_request(METADATA_REQUEST)
     clock.advance(LIFETIME_MS)
     link.until("the refusal", lambda: link.auth_errors)
     assert "did not accept user 'ann'" in str(link.auth_errors[0])
@@ -142,7 +142,7 @@ def test_renewing_does_not_keep_an_idle_connection_alive(links, clock):
     network = NetworkSettings(connections_max_idle_ms=3.5 * LIFETIME_MS)
     broker = SaslBroker(lifetime_ms=LIFETIME_MS)
     link = links.to(broker, network=network, mechanism_factory=PLAIN, clock=clock)
-    link.ask(ASK)
+    link.send_request(METADATA_REQUEST)
     for count in (2, 3, 4):
         clock.advance(LIFETIME_MS)
         link.until("a renewal", lambda count=count: broker.requests.count("authenticate") == count)

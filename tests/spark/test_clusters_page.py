@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from headrace.client.fetcher import Fetcher
 from headrace.types import TopicPartition
 from tests.support.connect_server import ConnectServer
 from tests.support.doc_pages import PROJECT, files_of
-from tests.support.other_python import environment_without_headrace, packed_environment
+from tests.support.other_python import copy_headrace, environment_without_headrace, packed_environment
 from tests.support.spark_cluster import StandaloneCluster
 from tests.support.topics import new_topic, unique
 
@@ -88,8 +89,13 @@ class Page:
         with Fetcher(self._broker.bootstrap) as fetcher:
             fetcher.assign(partitions, until=fetcher.end_offsets(partitions))
             while not fetcher.is_finished():
-                values += [int(record.value) for record in fetcher.poll(timeout_ms=1000)]
+                values += [int(record.value or b"") for record in fetcher.poll(timeout_ms=1000)]
         return sorted(values)
+
+
+def last_line(done):
+    """Return the last line that a program has printed. Spark may print warnings before it."""
+    return "".join(done.stdout.splitlines()[-1:])
 
 
 @pytest.fixture
@@ -120,13 +126,20 @@ def test_workers_of_a_cluster_without_headrace_and_with_a_shipped_environment(cl
     packed_environment(page.folder / "packed", page.folder / "environment.tar.gz")
     page.write("job.py", **{"spark://master:7077": cluster.url})
     done = page.run(sys.executable, "job.py", PYSPARK_PYTHON="./environment/bin/python")
-    assert done.stdout.strip() == f"{ROWS} records", done.stderr[-3000:]
+    assert last_line(done) == f"{ROWS} records", done.stderr[-3000:]
 
     page.write("job.py", **{"spark://master:7077": cluster.url, archives: ""})
     submit = (Path(sys.executable).parent / "spark-submit", "--master", cluster.url)
     interpreters = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": "./environment/bin/python"}
     done = page.run(*submit, "--archives", "environment.tar.gz#environment", "job.py", **interpreters)
-    assert done.stdout.strip() == f"{ROWS} records", done.stderr[-3000:]  # the same write.id
+    assert last_line(done) == f"{ROWS} records", done.stderr[-3000:]  # the same write.id
+
+    (page.folder / "lib").mkdir()
+    copy_headrace(page.folder / "lib")
+    shutil.make_archive(str(page.folder / "lib"), "gztar", page.folder / "lib")
+    package = ("--archives", "lib.tar.gz#lib", "--conf", "spark.executorEnv.PYTHONPATH=./lib")
+    done = page.run(*submit, *package, "job.py", **{**interpreters, "PYSPARK_PYTHON": str(bare)})
+    assert last_line(done) == f"{ROWS} records", done.stderr[-3000:]
 
 
 def test_batch_stream_and_source_with_spark_connect(page, tmp_path):
@@ -136,8 +149,20 @@ def test_batch_stream_and_source_with_spark_connect(page, tmp_path):
     with ConnectServer(tmp_path / "server", sys.executable) as server:
         page.write("connect_job.py", **{"sc://localhost:15002": server.url})
         done = page.run(client, "connect_job.py")
-        assert done.stdout.strip() == f"{ROWS} records", f"{done.stderr[-3000:]}\n{server.log_tail()}"
+        assert last_line(done) == f"{ROWS} records", f"{done.stderr[-3000:]}\n{server.log_tail()}"
     assert page.copied() == [*range(ROWS)]
+
+
+def test_an_artifact_of_a_spark_connect_session_is_enough_for_batches(page, tmp_path):
+    """The server does not have headrace, the client does."""
+    pytest.importorskip("grpc")
+    (tmp_path / "lib").mkdir()
+    copy_headrace(tmp_path / "lib")
+    shutil.make_archive(str(page.folder / "headrace"), "zip", tmp_path / "lib")
+    with ConnectServer(tmp_path / "server", str(environment_without_headrace(tmp_path / "bare"))) as server:
+        page.write("artifact_job.py", **{"sc://localhost:15002": server.url})
+        done = page.run(sys.executable, "artifact_job.py")
+        assert last_line(done) == f"{ROWS} records", f"{done.stderr[-3000:]}\n{server.log_tail()}"
 
 
 def pipelines(page, *arguments):
@@ -154,10 +179,11 @@ def test_a_declarative_pipeline_delivers_what_is_new_and_all_again_in_a_full_ref
     page.send(10)
     pipelines(page)
     assert page.copied() == [*range(10)]
+    page.send(5)
     pipelines(page)
-    assert page.copied() == [*range(10)]
+    assert page.copied() == sorted([*range(10), *range(5)])
     pipelines(page, "--full-refresh-all")
-    assert page.copied() == sorted([*range(10)] * 2)
+    assert page.copied() == sorted([*range(10), *range(5)] * 2)
 
 
 def test_with_source_offsets_a_full_refresh_delivers_nothing_again(page):

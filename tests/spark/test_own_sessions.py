@@ -14,7 +14,7 @@ from tests.support.topics import new_topic
 
 pytest.importorskip("pyspark.sql")
 
-PROCESS_SECONDS_MAX = 120
+PROCESS_SECONDS_MAX = 240
 
 pytestmark = pytest.mark.timeout(3 * PROCESS_SECONDS_MAX)
 

@@ -13,7 +13,7 @@ import pytest
 import headrace
 from headrace.spark import session
 from headrace.spark.errors import SparkError
-from headrace.spark.local_session import check_workers
+from headrace.spark.worker_check import check_workers
 
 PROCESS_SECONDS_MAX = 120
 CODE = """

@@ -23,7 +23,7 @@ def parameter(combination: Combination):
 
 
 @pytest.mark.behaviour("S01")
-@pytest.mark.parametrize("combination", map(parameter, COMBINATIONS))
+@pytest.mark.parametrize("combination", [parameter(combination) for combination in COMBINATIONS])
 def test_batches_and_streams_on_a_combination_of_versions(request, tmp_path, combination):
     """On the oldest Spark: batches, and the error that names the version for streams."""
     broker = request.getfixturevalue({"4.3.0": "kafka", "3.9.1": "kafka39"}[combination.kafka])

@@ -23,7 +23,7 @@ from headrace.errors import Code
 from headrace.wire.api.fetch import PartitionData
 from headrace.wire.api.produce import PartitionProduceResponse
 from headrace.wire.records import decode_marker
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 from tests.support.peers.connection import Connection, batches_of
 from tests.support.raw_producer import RawProducer
 from tests.support.waiting import eventually
@@ -32,6 +32,7 @@ DEDUPLICATED_BATCHES = 5
 BUSY_SECONDS_MAX = 20
 TRANSACTION_TIMEOUT_MS = 600_000
 T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
 
 class Outcome(Enum):
@@ -119,7 +120,7 @@ class Link:
         self._revive = revive  # starts the broker again if it is dead
         self._connection: Connection | None = None
 
-    def call(self, request: Message, version: int) -> Message:
+    def call(self, request: RequestMessage[R], version: int) -> R:
         return self._guarded(lambda connection: connection.call(request, version))
 
     def produce(

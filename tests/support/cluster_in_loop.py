@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from headrace.broker.broker import Broker
 from headrace.broker.cluster.peer import Peer
@@ -21,10 +21,11 @@ from headrace.wire.schema import Message, RequestMessage
 from tests.support.broker_in_loop import broker_in_loop
 
 SECONDS_MAX = 10.0
-ANSWER_MS_MAX = 10_000
+RESPONSE_MS_MAX = 10_000
 _POLL_SECONDS = 0.01
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
 
 @asynccontextmanager
@@ -57,12 +58,12 @@ async def until(what: str, condition: Callable[[], T | None]) -> T:
     return value
 
 
-async def asked(broker: Broker, message: RequestMessage[Message], version: int) -> Message:
+async def send_request(broker: Broker, message: RequestMessage[R], version: int) -> R:
     """Return the response of a broker, on a new connection."""
     listener = broker.listeners[0]
     peer = Peer(lambda: (listener.host, listener.port), client_id="test")
     try:
-        return await peer.request(message, version, ANSWER_MS_MAX)
+        return await peer.request(message, version, RESPONSE_MS_MAX)
     finally:
         await peer.close()
 
@@ -76,7 +77,7 @@ def create(name: str, partitions: int = 1, replicas: int = 1, *assignment: list[
 
 
 async def made(broker: Broker, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    response = cast("CreateTopicsResponse", await asked(broker, request, 7))
+    response = await send_request(broker, request, 7)
     assert [row.error_code for row in response.topics] == [0]
     return response
 
@@ -84,4 +85,4 @@ async def made(broker: Broker, request: CreateTopicsRequest) -> CreateTopicsResp
 async def metadata(broker: Broker, *names: str, auto: bool = False) -> MetadataResponse:
     topics = [MetadataRequestTopic(name=name) for name in names]
     request = MetadataRequest(topics=topics, allow_auto_topic_creation=auto)
-    return cast("MetadataResponse", await asked(broker, request, 12))
+    return await send_request(broker, request, 12)

@@ -34,7 +34,7 @@ from headrace.wire.api.produce import (
     TopicProduceData,
 )
 from headrace.wire.api.transactions import EndTxnRequest, InitProducerIdRequest
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 from tests.support.peers.connection import Connection
 
 START_SECONDS_MAX = 15.0
@@ -61,6 +61,7 @@ TRANSIENT = frozenset(
 )
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
 
 class LogLines(logging.Handler):
@@ -151,7 +152,7 @@ class RoutingClient:
         self._coordinators: dict[tuple[int, str], str] = {}
         self._retry_seconds_left = SETTLE_SECONDS_MAX
 
-    def call(self, request: Message, version: int) -> Message:
+    def call(self, request: RequestMessage[R], version: int) -> R:
         """Send a request to its coordinator, or to any broker, and return the response."""
         if isinstance(request, InitProducerIdRequest | EndTxnRequest) and request.transactional_id is not None:
             address = self.coordinator(TRANSACTION, request.transactional_id)
@@ -161,7 +162,7 @@ class RoutingClient:
             address = self._addresses[0]
         return self._connection(address).call(request, version)
 
-    def call_leader(self, topic: str, partition: int, request: Message, version: int) -> Message:
+    def call_leader(self, topic: str, partition: int, request: RequestMessage[R], version: int) -> R:
         """Send a request to the leader of a partition; raise BrokerError if it is unreachable."""
         address = self.leader(topic, partition)
         try:

@@ -58,7 +58,7 @@ class Check:
 
     @property
     def is_named(self) -> bool:
-        """Whether the log names a damaged file."""
+        """Return whether the log names a damaged file."""
         return any(names(line, self._damage) for line in self._lines)
 
     def refusal(self, error: BaseException) -> None:
@@ -91,11 +91,11 @@ class Check:
         reading = Reading()
         offset = self._facts.start_offsets.get(name, 0)
         for _ in range(_FETCHES_MAX):
-            answer = client.fetch(topic, int(index), offset, committed=committed)
-            code = answer.error_code
+            fetched = client.fetch(topic, int(index), offset, committed=committed)
+            code = fetched.error_code
             if not code:
-                end = answer.last_stable_offset if committed else answer.high_watermark
-                data = answer.records or b""
+                end = fetched.last_stable_offset if committed else fetched.high_watermark
+                data = fetched.records or b""
                 assert isinstance(data, bytes | bytearray | memoryview)
                 if not data:
                     if offset >= end:
@@ -103,7 +103,7 @@ class Check:
                         return reading
                     reading.stuck_at = offset
                     return reading
-                aborted = sorted((row.first_offset, row.producer_id) for row in answer.aborted_transactions or ())
+                aborted = sorted((row.first_offset, row.producer_id) for row in fetched.aborted_transactions or ())
                 try:
                     offset = _add(reading, data, offset, aborted)
                     continue
@@ -226,15 +226,15 @@ class Check:
             if not may_fail:
                 self._add_unless_named(f"a new batch for {topic}-{partition} gets {Code(response.error_code).name}")
             return
-        answer = client.fetch(topic, partition, response.base_offset, committed=False)
+        fetched = client.fetch(topic, partition, response.base_offset, committed=False)
         reading = Reading()
-        if not answer.error_code and isinstance(answer.records, bytes | bytearray | memoryview):
-            _add(reading, answer.records, response.base_offset, [])
+        if not fetched.error_code and isinstance(fetched.records, bytes | bytearray | memoryview):
+            _add(reading, fetched.records, response.base_offset, [])
         _, stored = reading.records.get(response.base_offset, ("", ""))
         if stored not in values:
             self.broken.append(
                 f"ids: a new batch for {topic}-{partition} is acknowledged at {response.base_offset}, "
-                f"but the record there is {stored!r} (error {answer.error_code})"
+                f"but the record there is {stored!r} (error {fetched.error_code})"
             )
 
     def _add_unless_named(self, what: str) -> None:

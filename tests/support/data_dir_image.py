@@ -25,13 +25,11 @@ from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
-    OffsetCommitResponse,
 )
 from headrace.wire.api.topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
-    CreateTopicsResponse,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -124,12 +122,12 @@ def _half_way(running: RunningBrokers, folder: Path) -> None:
 
 
 def _last_of_each_key(rows: list[tuple[int, str, str, str]]) -> list[tuple[int, str, str, str]]:
-    """What compaction must have left: the newest record of every key. Older ones may be there or not."""
+    """The records that compaction must keep: the newest of every key. Older ones may exist or not."""
     return sorted({key: (offset, key, value, outcome) for offset, key, value, outcome in rows}.values())
 
 
 class _Writer:
-    """Writes the records, and notes what was acknowledged."""
+    """Writes the records, and records which were acknowledged."""
 
     def __init__(self, client: RoutingClient, brokers: int) -> None:
         self._client = client
@@ -179,7 +177,6 @@ class _Writer:
             )
         ]
         response = self._client.call(CreateTopicsRequest(topics=topics, timeout_ms=10_000), 5)
-        assert isinstance(response, CreateTopicsResponse)
         assert not any(topic.error_code for topic in response.topics), response
 
     def _append(
@@ -243,7 +240,6 @@ class _Writer:
         row = OffsetCommitRequestPartition(partition_index=0, committed_offset=GROUP_OFFSET, committed_metadata="")
         request = OffsetCommitRequest(group_id=GROUP, topics=[OffsetCommitRequestTopic(name=ORDERS, partitions=[row])])
         response = self._client.call(request, 8)
-        assert isinstance(response, OffsetCommitResponse)
         assert response.topics[0].partitions[0].error_code == 0, response
 
 

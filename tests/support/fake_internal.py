@@ -1,4 +1,4 @@
-"""What coordinators stand on, without a disk: a clock turned by hand, topics in memory, replicas that note markers.
+"""The surroundings of coordinators, without a disk: a manual clock, topics in memory, replicas that record markers.
 
     clock = HandClock()
     internal = FakeInternal(clock, {"__transaction_state": 2})
@@ -48,7 +48,7 @@ class HandTimer:
 
 
 class HandClock:
-    """Milliseconds that pass only when told."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -67,7 +67,7 @@ class HandClock:
         return timer
 
     async def run(self, ms: float = 0) -> None:
-        """Let time pass, moment by moment, and let tasks do what they can in each."""
+        """Advance the clock from timer to timer, and let tasks run after each."""
         end = self.now_ms + ms
         await settle()
         while self._due and self._due[0][0] <= end:
@@ -79,31 +79,31 @@ class HandClock:
 
 
 async def settle() -> None:
-    """Turn the event loop until whatever can go on has gone on."""
+    """Run the event loop until all tasks that can make progress have done so."""
     for _ in range(TURNS_MAX):
         await asyncio.sleep(0)
 
 
 class Fuse:
-    """Lets so many writes reach the disk, and nothing after them. The last one may or may not be answered."""
+    """Lets a number of writes reach the disk, and none after them. The last one may or may not get a response."""
 
-    def __init__(self, writes: int, *, answers_last: bool = False) -> None:
+    def __init__(self, writes: int, *, responds_to_last: bool = False) -> None:
         self.left = writes
-        self._answers_last = answers_last
+        self._responds_to_last = responds_to_last
 
     def check(self) -> bool:
-        """Whether a write still reaches the disk."""
+        """Count a write; return whether it reaches the disk."""
         self.left -= 1
         return self.left >= 0
 
-    async def answer(self) -> None:
-        """Answer, or never."""
-        if self.left < (0 if self._answers_last else 1):
+    async def respond(self) -> None:
+        """Return, or wait for ever after the last write."""
+        if self.left < (0 if self._responds_to_last else 1):
             await asyncio.get_running_loop().create_future()
 
 
 class FakeCatalog:
-    """A catalog that is in memory alone."""
+    """A catalog in memory only."""
 
     def __init__(self) -> None:
         self.topics = Topics()
@@ -138,16 +138,16 @@ class FakeInternal:
         if self._gate is not None:
             await self._gate.wait()
         if self._failures:
-            raise BrokerError("as the test told", code=self._failures.popleft())
+            raise BrokerError("an error of the test", code=self._failures.popleft())
         if self.fuse and not self.fuse.check():
-            await self.fuse.answer()
+            await self.fuse.respond()
         log = self.logs.setdefault((topic, index), [])
         base = sum(batch.header.record_count for data in log for batch in read_batches(data))
         rows = [record._replace(offset=base + n) for n, record in enumerate(records)]
         log.append(bytes(encode(rows, producer=producer)))
         self.appends.append((topic, index, tuple(rows)))
         if self.fuse:
-            await self.fuse.answer()
+            await self.fuse.respond()
         return base
 
     def when_confirmed(self, topic: str, index: int, then: Callable[[], None]) -> None:
@@ -158,12 +158,12 @@ class FakeInternal:
             yield from read_batches(data)
 
     def fail(self, code: Code, times: int = 1) -> None:
-        """Have the next appends fail."""
+        """Make the next appends fail."""
         self._failures.extend([code] * times)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Appends wait as long as this lasts."""
+        """Delay appends until the context ends."""
         gate = self._gate = asyncio.Event()
         try:
             yield
@@ -185,7 +185,7 @@ class Written(NamedTuple):
 
 
 class FakeReplicas:
-    """Takes markers."""
+    """Accepts markers and records them."""
 
     def __init__(self) -> None:
         self._failures: dict[tuple[str, int], deque[Code]] = {}
@@ -200,22 +200,22 @@ class FakeReplicas:
         if self._gate is not None:
             await self._gate.wait()
         if failures := self._failures.get((topic, index)):
-            raise BrokerError("as the test told", code=failures.popleft())
+            raise BrokerError("an error of the test", code=failures.popleft())
         if self.fuse and not self.fuse.check():
-            await self.fuse.answer()
+            await self.fuse.respond()
         self.markers.append(
             Written(topic, index, producer_id, epoch, marker.committed, marker.coordinator_epoch, transaction_version)
         )
         if self.fuse:
-            await self.fuse.answer()
+            await self.fuse.respond()
 
     def fail(self, topic: str, index: int, code: Code, times: int = 1) -> None:
-        """Have the next markers of a partition fail."""
+        """Make the next markers of a partition fail."""
         self._failures.setdefault((topic, index), deque()).extend([code] * times)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Markers wait as long as this lasts."""
+        """Delay markers until the context ends."""
         gate = self._gate = asyncio.Event()
         try:
             yield

@@ -1,4 +1,4 @@
-"""The partitions of fake brokers: what they store, and what they refuse, as real ones do.
+"""The partitions of fake brokers, which store and reject batches like real ones.
 
 Sequence numbers are checked as a broker checks them: a producer's batches of a partition in their order, the last five
 known again, a new epoch from 0 on. A read of `values` after the test shows what was lost, doubled or out of order.
@@ -36,7 +36,7 @@ class _Writer:
 
 
 class FakeLog:
-    """All partitions of all topics; which broker is asked does not matter."""
+    """All partitions of all topics; the same for all brokers."""
 
     def __init__(self) -> None:
         self.batches: defaultdict[tuple[str, int], list[RecordBatch]] = defaultdict(list)
@@ -46,25 +46,25 @@ class FakeLog:
         self._writers: dict[tuple[str, int, int], _Writer] = {}
 
     def values(self, partition: int = 0, topic: str = "t") -> list[bytes | None]:
-        """What was stored, in order."""
+        """Return the stored values, in order."""
         return [record.value for batch in self.batches[topic, partition] for record in batch.records()]
 
     def forget_writers(self) -> None:
-        """As when the last record of a producer was deleted for its age."""
+        """Forget a producer, as after its last record was deleted by retention."""
         self._writers.clear()
 
     # -- replies -------------------------------------------------------------------------------
 
     def produce(self, sent: Sent) -> ProduceResponse:
-        """Store, or refuse for a reason of its own."""
-        return self._answer(sent, lambda topic, partition, records: self._append(topic, partition, records))
+        """Store the batches, or return the error of a real broker."""
+        return self._respond(sent, lambda topic, partition, records: self._append(topic, partition, records))
 
     def stored_but_lost(self, sent: Sent) -> Sign:
-        """Store, but the answer never arrives."""
+        """Store, but the response never arrives."""
         self.produce(sent)
         return DISCONNECT
 
-    def _answer(
+    def _respond(
         self, sent: Sent, outcome: Callable[[str, int, Any], PartitionProduceResponse], **fields: Any
     ) -> ProduceResponse:
         responses = []
@@ -117,7 +117,7 @@ class FakeLog:
         leader: tuple[int, int] | None = None,
         log_start_offset: int = -1,
     ) -> Callable[[Sent], ProduceResponse]:
-        """A reply that refuses everything with a code."""
+        """Return a reply with an error code for all partitions."""
 
         def outcome(topic: str, partition: int, records: Any) -> PartitionProduceResponse:
             return _refused(partition, code).replace(
@@ -133,7 +133,7 @@ class FakeLog:
             )
 
         endpoints = [NodeEndpoint(node_id=leader[0], host=HOST, port=FIRST_PORT + leader[0])] if leader else []
-        return lambda sent: self._answer(sent, outcome, node_endpoints=endpoints)
+        return lambda sent: self._respond(sent, outcome, node_endpoints=endpoints)
 
 
 def _last(header: Any) -> int:

@@ -4,7 +4,7 @@
     cluster.script(6, HANG_UP, 0)                    how the next produce requests end: a code for all partitions, …
     Producer(…, connect=cluster.connect, clock=WaitingFakeClock())
 
-Requests and answers take the way over bytes. Everything that was asked is kept.
+Requests and responses are encoded and decoded. All requests are recorded.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FakeChannel:
         self._cluster = cluster
         self.endpoint = endpoint
         self.is_connected = False
-        self._answer: bytes | None = None
+        self._response: bytes | None = None
 
     def connect(self) -> None:
         assert self._cluster.lets_connect.wait(WAIT_SECONDS_MAX)
@@ -98,16 +98,16 @@ class FakeChannel:
         self._cluster.client_ids.add(header.client_id)
         message = frames.decode_request_body(header, whole[0], pos)
         response = self._cluster.respond(self.endpoint, header.api_version, message)
-        self._answer = None
+        self._response = None
         if response is not None:
-            self._answer = b"".join(frames.encode_response(response, header.api_version, header.correlation_id))
+            self._response = b"".join(frames.encode_response(response, header.api_version, header.correlation_id))
 
     def receive(self) -> Buffer:
         assert self.is_connected
-        if self._answer is None:
+        if self._response is None:
             self.disconnect()
-            raise ConnectionFailedError(f"broker {self.endpoint} has closed the connection without an answer")
-        return self._answer[4:]
+            raise ConnectionFailedError(f"broker {self.endpoint} has closed the connection without a response")
+        return self._response[4:]
 
     def check_is_open(self) -> None:
         assert self.is_connected
@@ -126,10 +126,10 @@ class FakeCluster:
         self.lets_connect = threading.Event()
         self.lets_connect.set()
         self.unreachable: set[Endpoint] = set()
-        self.ranges: dict[int, tuple[int, int]] | None = {0: (0, 11), 1: (0, 17)}  # None: hangs up when asked
+        self.ranges: dict[int, tuple[int, int]] | None = {0: (0, 11), 1: (0, 17)}  # None: closes the connection
         self.connects: list[Endpoint] = []
         self.client_ids: set[str | None] = set()
-        self.metadata_asked: list[set[str]] = []
+        self.metadata_requests: list[set[str]] = []
         self.produced: list[tuple[int, ProduceRequest]] = []  # version and request
         self.sets: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)  # those that were acknowledged
         self._script: deque[Any] = deque()
@@ -166,7 +166,7 @@ class FakeCluster:
 
     def _metadata(self, request: MetadataRequest) -> Message:
         names = [topic.name or "" for topic in request.topics or ()]
-        self.metadata_asked.append(set(names))
+        self.metadata_requests.append(set(names))
         ids = sorted({1, *(leader for leaders in self.leaders.values() for leader in leaders if leader > 0)})
         return MetadataResponse(
             brokers=[MetadataResponseBroker(node_id=node, host=HOST, port=9000 + node) for node in ids],
@@ -187,14 +187,14 @@ class FakeCluster:
         outcome = self._script.popleft() if self._script else 0
         if outcome == HANG_UP:
             return None
-        answers: defaultdict[str, list[PartitionProduceResponse]] = defaultdict(list)
+        responses: defaultdict[str, list[PartitionProduceResponse]] = defaultdict(list)
         for topic, partition, data in _sets(request):
             code = outcome.get((topic, partition), 0) if isinstance(outcome, dict) else outcome
             if not code:
                 self.sets[topic, partition].append(data)
-            answers[topic].append(PartitionProduceResponse(partition_index=partition, error_code=code))
+            responses[topic].append(PartitionProduceResponse(partition_index=partition, error_code=code))
         return ProduceResponse(
-            responses=[TopicProduceResponse(name=name, partition_responses=parts) for name, parts in answers.items()]
+            responses=[TopicProduceResponse(name=name, partition_responses=parts) for name, parts in responses.items()]
         )
 
 

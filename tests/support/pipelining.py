@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import struct
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
-from headrace.wire.frames import FRAME_BYTES_MAX, RequestHeader, decode_response, encode_request
+from headrace.wire.frames import FRAME_BYTES_MAX, RequestHeader, decode_response_to, encode_request
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
-ANSWER_SECONDS_MAX = 30
+RESPONSE_SECONDS_MAX = 30
+R = TypeVar("R", bound=Message)
 
 
 def frame(message: Message, version: int, correlation_id: int = 1, client_id: str | None = "tests") -> bytes:
@@ -28,7 +29,7 @@ class RawConnection:
         self.socket = socket.socket()
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        self.socket.settimeout(ANSWER_SECONDS_MAX)
+        self.socket.settimeout(RESPONSE_SECONDS_MAX)
         self.socket.connect((host, int(port)))
         self._reader = FrameReader(FRAME_BYTES_MAX)
         self._frames: list[Buffer] = []
@@ -52,10 +53,10 @@ class RawConnection:
     def correlation_ids(self, count: int) -> list[int]:
         return [struct.unpack(">i", each[:4])[0] for each in self.frames(count)]
 
-    def answer(self, request: Message, version: int) -> Any:
+    def response(self, request: RequestMessage[R], version: int) -> R:
         """Return the next response, which is for `request`."""
         (body,) = self.frames(1)
-        return decode_response(request.api_key, version, body)[1]
+        return decode_response_to(request, version, body)[1]
 
     def is_closed(self) -> bool:
         """Wait until the broker closes the connection; return False if it sends data instead."""

@@ -10,15 +10,12 @@ from headrace.wire.api.group_offsets import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
-    TxnOffsetCommitResponse,
 )
 from headrace.wire.api.metadata import FindCoordinatorRequest
 from headrace.wire.api.produce import PartitionProduceResponse
 from headrace.wire.api.transactions import (
     AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
     EndTxnRequest,
     EndTxnResponse,
@@ -27,7 +24,7 @@ from headrace.wire.api.transactions import (
 )
 from headrace.wire.layout import Record
 from headrace.wire.records import BatchProducer, encode
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 from tests.support.waiting import eventually
 
 TIME_MS = time.time_ns() // 1_000_000  # old records and new markers would not share a segment
@@ -40,13 +37,13 @@ BUSY = {
 """Error codes after which a request is repeated."""
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 
-M = TypeVar("M", bound=Message)
+R = TypeVar("R", bound=Message)
 
 
 class Line(Protocol):
     """The part of a connection that `RawProducer` uses."""
 
-    def call(self, request: Message, version: int) -> Message: ...
+    def call(self, request: RequestMessage[R], version: int) -> R: ...
 
     def produce(
         self, topic: str, data: bytes, *, version: int, partition: int, transactional_id: str | None
@@ -83,7 +80,7 @@ class RawProducer:
         )
         if self.transactional_id is not None:
             self.find(self.transactional_id, TRANSACTION_KEY)
-        response = self._request(request, 4, InitProducerIdResponse, patient)
+        response = self._request(request, 4, patient)
         if response.error_code == 0:
             self.producer_id, self.epoch = response.producer_id, response.producer_epoch
         return response
@@ -134,7 +131,6 @@ class RawProducer:
 
         def attempt() -> list[int] | None:
             response = self.connection.call(request, 3)
-            assert isinstance(response, AddPartitionsToTxnResponse)
             ((*results,),) = (topic.results_by_partition for topic in response.results_by_topic_v3_and_below)
             codes = [result.partition_error_code for result in results]
             return None if patient and BUSY.intersection(codes) else codes
@@ -149,7 +145,7 @@ class RawProducer:
             producer_epoch=self.epoch if epoch is None else epoch,
             committed=committed,
         )
-        response = self._request(request, 5 if self.transactions == 2 else 4, EndTxnResponse, patient)
+        response = self._request(request, 5 if self.transactions == 2 else 4, patient)
         if response.error_code == 0 and response.producer_id >= 0:
             self.producer_id, self.epoch = response.producer_id, response.producer_epoch
         return response
@@ -169,7 +165,6 @@ class RawProducer:
                     group_id=group,
                 ),
                 3,
-                AddOffsetsToTxnResponse,
                 True,
             )
             if added.error_code:
@@ -187,17 +182,15 @@ class RawProducer:
 
         def attempt() -> list[int] | None:
             response = self.connection.call(request, 5 if self.transactions == 2 else 3)
-            assert isinstance(response, TxnOffsetCommitResponse)
             codes = [partition.error_code for topic in response.topics for partition in topic.partitions]
             return None if BUSY.intersection(codes) else codes
 
         (code,) = eventually("a response to TxnOffsetCommit", attempt)
         return code
 
-    def _request(self, request: Message, version: int, kind: type[M], patient: bool) -> M:
-        def attempt() -> M | None:
+    def _request(self, request: RequestMessage[R], version: int, patient: bool) -> R:
+        def attempt() -> R | None:
             response = self.connection.call(request, version)
-            assert isinstance(response, kind)
             code: int = getattr(response, "error_code")  # noqa: B009 - all of these have one
             return None if patient and code in BUSY else response
 

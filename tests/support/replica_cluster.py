@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.broker.broker import Broker
 from headrace.broker.broker_options import resolve
@@ -21,8 +22,9 @@ from headrace.broker.partition import Partition
 from headrace.broker.ports import free_port
 from headrace.errors import BrokerError, Code
 from headrace.wire.schema import Message, RequestMessage
-from tests.support.cluster_in_loop import asked, until
+from tests.support.cluster_in_loop import send_request, until
 
+R = TypeVar("R", bound=Message)
 STOP_SECONDS_MAX = 20
 INNER = "inter.broker.listener.name"
 QUICK: dict[str, object] = {
@@ -79,8 +81,8 @@ class ReplicaCluster:
         async with asyncio.timeout(STOP_SECONDS_MAX):
             await self.brokers.pop(node).stop()
 
-    async def ask(self, node: int, request: RequestMessage[Message], version: int) -> Message:
-        return await asked(self.brokers[node], request, version)
+    async def send_request(self, node: int, request: RequestMessage[R], version: int) -> R:
+        return await send_request(self.brokers[node], request, version)
 
     async def topic(self, name: str, assignment: list[list[int]], **configs: str) -> None:
         """Create a topic with an assignment, leaders first; return when all brokers know it."""
@@ -124,7 +126,7 @@ class ReplicaCluster:
         def release() -> None:
             del replicas.follower_fetched
             assert replicas.follower_sessions is not None
-            replicas.follower_sessions.close()  # what was not heard is said again in the next one
+            replicas.follower_sessions.close()  # the next session repeats what was hidden
 
         return release
 
@@ -153,5 +155,5 @@ async def replica_cluster(folder: Path, count: int = 3, **options: object) -> As
             await cluster.stop(node)
 
 
-def _knows(broker: Broker, name: str, index: int, place: PartitionRegistration) -> bool:
-    return broker.catalog.topics.by_name[name].partitions[index] == place
+def _knows(broker: Broker, name: str, index: int, registration: PartitionRegistration) -> bool:
+    return broker.catalog.topics.by_name[name].partitions[index] == registration

@@ -70,7 +70,7 @@ class Peer:
             raise HungUpError
         return data
 
-    def answer(self, header: RequestHeader, message: Message, *, version: int | None = None, shift: int = 0) -> None:
+    def respond(self, header: RequestHeader, message: Message, *, version: int | None = None, shift: int = 0) -> None:
         """Send a response to a request; `shift` makes its correlation id invalid."""
         self.send(encoded(header, message, version=version, shift=shift))
 
@@ -102,11 +102,11 @@ class Peer:
         table: dict[int, Handler] = {API_VERSIONS: api_versions, METADATA: metadata, **(handlers or {})}
         for _ in range(requests_max):
             header, message = self.request()
-            answer = table[header.api_key](self, header, message)
-            if isinstance(answer, bytes):
-                self.send(answer)
-            elif answer is not None:
-                self.answer(header, answer)
+            response = table[header.api_key](self, header, message)
+            if isinstance(response, bytes):
+                self.send(response)
+            elif response is not None:
+                self.respond(header, response)
 
 
 def encoded(header: RequestHeader, message: Message, *, version: int | None = None, shift: int = 0) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from headrace.client.admin import AdminClient
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 
 LIFETIME_MS = 3_000
 """Of a session, by the broker. A renewal within a second of the last one is refused by brokers (KIP-368)."""

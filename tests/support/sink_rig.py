@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headrace.broker import EmbeddedBroker
 from headrace.client.blocking import BlockingClient
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.producer.producer import Producer
 from headrace.spark import worker
 from headrace.spark.columns import Limits

@@ -29,9 +29,9 @@ class SmallBroker:
 
     def __init__(self) -> None:
         self.knows_topics = threading.Event()
-        self.answers = threading.Event()
+        self.responding = threading.Event()
         self.knows_topics.set()
-        self.answers.set()
+        self.responding.set()
         self.error_code = 0
         self.records: dict[str, list[Record]] = {}
         self._server = ScriptedServer(self._serve)
@@ -54,8 +54,8 @@ class SmallBroker:
 
     def _produce(self, peer: Peer, header: RequestHeader, message: Message) -> Message | None:
         assert isinstance(message, ProduceRequest)
-        assert self.answers.wait(WAIT_SECONDS_MAX)
-        answers = []
+        assert self.responding.wait(WAIT_SECONDS_MAX)
+        responses = []
         for topic in message.topic_data:
             log = self.records.setdefault(topic.name, [])
             for part in topic.partition_data:
@@ -64,7 +64,7 @@ class SmallBroker:
                     data = part.records or b""
                     assert isinstance(data, bytes | bytearray | memoryview)
                     log += [record for batch in read_batches(data) for record in batch.records()]
-                answers.append(
+                responses.append(
                     TopicProduceResponse(
                         name=topic.name,
                         partition_responses=[
@@ -74,7 +74,7 @@ class SmallBroker:
                         ],
                     )
                 )
-        return ProduceResponse(responses=answers) if message.acks else None
+        return ProduceResponse(responses=responses) if message.acks else None
 
     def __enter__(self) -> SmallBroker:
         return self
@@ -82,5 +82,5 @@ class SmallBroker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.answers.set()
+        self.responding.set()
         self._server.close()

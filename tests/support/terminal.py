@@ -61,7 +61,7 @@ class Terminal:
             if not self._read(deadline - time.monotonic()):
                 raise TimeoutError(f"{pattern!r} was not shown; output: {self.shown[-2000:]!r}")
 
-    def be_asked(self, pattern: str) -> None:
+    def expect_prompt(self, pattern: str) -> None:
         """Wait for a prompt, and until the command reads the input.
 
         A key pressed in between is read later, but Ctrl-C, which is a signal, would be lost.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.records import read_batches
 from tests.support.peers.connection import Connection
 
@@ -21,7 +21,6 @@ def visible(connection: Connection, topic: str, partition: int = 0, *, committed
         topics=[FetchTopic(topic=topic, partitions=[fetch_partition])],
     )
     response = connection.call(request, VERSION)
-    assert isinstance(response, FetchResponse)
     ((data,),) = (topic_data.partitions for topic_data in response.responses)
     assert (response.error_code, data.error_code) == (0, 0)
     values: list[bytes | None] = []

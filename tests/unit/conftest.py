@@ -1,4 +1,4 @@
-"""Fixtures of the unit layer: random messages, made from what the messages declare; what a call costs in memory."""
+"""Fixtures of unit tests: random messages from their declarations; the peak memory of a call."""
 
 import sys
 import tracemalloc
@@ -44,7 +44,7 @@ def _rigs_are_closed():
 
 @pytest.fixture
 def allocated_bytes():
-    """A function that runs another and says how much memory that took at its peak, and its error."""
+    """A function that calls another and returns its peak memory and its error."""
 
     def measure(action, *arguments):
         tracemalloc.reset_peak()

@@ -95,7 +95,7 @@ def test_the_open_batch_is_checked_again_after_waiting_for_memory():
         before = rig.pool.waiting_threads
         thread.start()
         eventually("a thread waits for memory", partial(lambda count: rig.pool.waiting_threads > count, before))
-    rig.turn()  # the batches elsewhere are answered, and their memory comes back
+    rig.turn()  # the other batches are acknowledged, and their memory is released
     for thread in threads:
         thread.join(SECONDS_MAX)
         assert not thread.is_alive()
@@ -157,10 +157,10 @@ def test_bytes_of_another_kind_are_taken():
 @pytest.mark.behaviour("P21")
 def test_a_partitioner_may_choose_again_before_a_new_batch_is_opened():
     rig = Rig()
-    asked: list[int] = []
+    previous_partitions: list[int] = []
 
     def choose_again(previous: int) -> int:
-        asked.append(previous)
+        previous_partitions.append(previous)
         return 1
 
     def append() -> Any:
@@ -172,7 +172,7 @@ def test_a_partitioner_may_choose_again_before_a_new_batch_is_opened():
     assert append().batch.partition == 1
     rig.send(b"v", 0)
     assert append().batch.partition == 0  # there is an open batch: nothing to choose
-    assert asked == [0]
+    assert previous_partitions == [0]
 
 
 def test_nothing_is_taken_after_closing():
@@ -218,13 +218,13 @@ def test_more_partitions_keep_the_open_batches():
 @pytest.mark.behaviour("P16")
 def test_keyless_records_stay_until_batch_size_then_move_on():
     rig = Rig(partitions=8, adaptive=False)
-    places = [rig.send(b"x" * 300, None).batch.partition for _ in range(60)]
-    runs = [places[0]]
-    for place in places[1:]:
-        if place != runs[-1]:
-            runs.append(place)
+    partitions = [rig.send(b"x" * 300, None).batch.partition for _ in range(60)]
+    runs = [partitions[0]]
+    for partition in partitions[1:]:
+        if partition != runs[-1]:
+            runs.append(partition)
     assert 4 < len(runs) < 30  # neither one place for all nor another for each
-    assert len(set(places)) > 3
+    assert len(set(partitions)) > 3
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -234,8 +234,8 @@ def test_keyless_records_avoid_partitions_without_a_leader(adaptive):
     rig.leaders = [-1, 0, -1, 0]
     rig.metadata.request_update()
     rig.run_until(lambda: rig.metadata.cluster.leader("t", 0) == -1)
-    places = Counter(rig.send(b"x" * 800, None).batch.partition for _ in range(200))
-    assert set(places) == {1, 3}
+    partitions = Counter(rig.send(b"x" * 800, None).batch.partition for _ in range(200))
+    assert set(partitions) == {1, 3}
 
 
 def test_keyless_records_go_anywhere_if_there_is_no_leader_at_all():
@@ -250,8 +250,8 @@ def test_short_queues_are_preferred():
     rig = Rig(partitions=2, total_bytes=1 << 22)
     for _ in range(20):
         rig.send(b"x" * 900, 0)
-    places = Counter(rig.send(b"x" * 900, None).batch.partition for _ in range(15))
-    assert places[1] > places[0]
+    partitions = Counter(rig.send(b"x" * 900, None).batch.partition for _ in range(15))
+    assert partitions[1] > partitions[0]
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -259,7 +259,7 @@ def test_short_queues_are_preferred():
 def test_partitions_of_a_node_that_takes_nothing_are_left_out_after_a_while(adaptive):
     rig = Rig(brokers=2, partitions=4, adaptive=adaptive, availability_timeout_ms=100, total_bytes=1 << 22)
 
-    def places():
+    def partitions():
         return {rig.send(b"x" * 800, None).batch.partition for _ in range(300)}
 
     rig.stop_broker(1)  # 1 and 3 are its partitions
@@ -267,14 +267,14 @@ def test_partitions_of_a_node_that_takes_nothing_are_left_out_after_a_while(adap
     rig.turn()
     rig.clock.advance(100)
     rig.turn()
-    assert places() >= {1, 3}, "not for longer than allowed"
+    assert partitions() >= {1, 3}, "not for longer than allowed"
     rig.clock.advance(1)
     rig.turn()
-    assert places() == ({0, 2} if adaptive else {0, 1, 2, 3})
+    assert partitions() == ({0, 2} if adaptive else {0, 1, 2, 3})
     rig.cluster.start(1)
     rig.run_until(lambda: rig.client.is_connected(1))
     rig.turn()
-    assert places() >= {1, 3}, "its own again; the others' queues have grown long, and are chosen seldom"
+    assert partitions() >= {1, 3}, "its own again; the others' queues have grown long, and are chosen seldom"
 
 
 def test_a_node_that_nothing_waits_for_is_not_left_out():

@@ -39,13 +39,13 @@ def send(rig: Rig, table: pa.Table) -> dict[int, list[int]]:
     sender = sender_of(rig)
     sender.check(table, NAMES)
     sender.send(rig.accumulator.topic("t", 4), rig.metadata.cluster, table, NAMES, 1000)
-    found: defaultdict[int, list[int]] = defaultdict(list)
+    sent: defaultdict[int, list[int]] = defaultdict(list)
     for queue in rig.accumulator.topics["t"].queues:
         for batch in queue.batches:
             (sealed,) = read_batches(batch.seal(0, None))
             assert all(record.timestamp == rig.clock.time_ms() for record in sealed.records())
-            found[queue.partition] += [int(record.value or b"") for record in sealed.records()]
-    return found
+            sent[queue.partition] += [int(record.value or b"") for record in sealed.records()]
+    return sent
 
 
 @pytest.fixture
@@ -60,25 +60,25 @@ def values() -> list[bytes]:
 
 def test_rows_without_key_and_partition_change_partition_with_every_batch(rig, values, monkeypatch):
     monkeypatch.setattr(arrow, "BATCH_BYTES_MIN", 20_000)
-    found = send(rig, pa.table({"value": values}))
-    assert set(found) == {0, 1, 2, 3}
-    assert sorted(chain.from_iterable(found.values())) == list(range(ROWS))
-    for rows in found.values():
+    sent = send(rig, pa.table({"value": values}))
+    assert set(sent) == {0, 1, 2, 3}
+    assert sorted(chain.from_iterable(sent.values())) == list(range(ROWS))
+    for rows in sent.values():
         steps = sum(after - before != 1 for before, after in pairwise(rows))
         assert rows == sorted(rows)
         assert steps < 20, "rows that follow one another stay together"
 
 
 def test_rows_that_name_a_partition_go_there_and_the_others_fill_the_gaps(rig, values):
-    wanted = [3 if number % 2 else None for number in range(ROWS)]
-    found = send(rig, pa.table({"value": values, "partition": pa.array(wanted, pa.int64())}))
-    assert set(range(1, ROWS, 2)) <= set(found[3])
-    assert sorted(chain.from_iterable(found.values())) == list(range(ROWS))
+    partitions = [3 if number % 2 else None for number in range(ROWS)]
+    sent = send(rig, pa.table({"value": values, "partition": pa.array(partitions, pa.int64())}))
+    assert set(range(1, ROWS, 2)) <= set(sent[3])
+    assert sorted(chain.from_iterable(sent.values())) == list(range(ROWS))
 
 
 def test_rows_with_a_key_go_where_the_key_belongs(rig, values):
-    found = send(rig, pa.table({"value": values, "key": [b"one key"] * ROWS}))
-    assert list(map(len, found.values())) == [ROWS]
+    sent = send(rig, pa.table({"value": values, "key": [b"one key"] * ROWS}))
+    assert list(map(len, sent.values())) == [ROWS]
 
 
 def test_no_rows_are_no_batches(rig):

@@ -70,15 +70,17 @@ async def until(true):
 
 def test_records_arrive_in_order_and_their_futures_are_awaited(broker):
     async def main():
-        told = []
+        outcomes = []
         async with make(broker) as producer:
             futures = [await producer.send("t", b"%d" % n) for n in range(1000)]
             metadata = await asyncio.gather(*futures)
             assert [one.offset for one in metadata] == list(range(1000))
-            last = await producer.send_and_wait("t", b"x", headers=[("a", None)], on_delivery=lambda *a: told.append(a))
+            last = await producer.send_and_wait(
+                "t", b"x", headers=[("a", None)], on_delivery=lambda *a: outcomes.append(a)
+            )
             assert last.offset == 1000
-            await until(lambda: told)
-            assert told == [(last, None)]
+            await until(lambda: outcomes)
+            assert outcomes == [(last, None)]
             record = await producer.send_record(ProducerRecord("t", b"y"))
             assert (await record).offset == 1001
             delivery = await producer.send_arrow("t", pa.table({"value": [b"c", b"d"]}))
@@ -149,7 +151,7 @@ def test_a_topic_that_never_comes_times_out(broker):
 
 
 def test_a_full_buffer_makes_senders_wait_in_order_and_the_loop_goes_on(broker):
-    broker.answers.clear()
+    broker.responding.clear()
 
     async def main():
         async with make(broker, buffer_memory=50_000, batch_size=5_000) as producer, watched():
@@ -164,7 +166,7 @@ def test_a_full_buffer_makes_senders_wait_in_order_and_the_loop_goes_on(broker):
             await asyncio.sleep(0.3)
             assert 5 <= len(sent) <= 12, "as many as there is room for"
             assert sum(thread.name == "headrace-wait" for thread in threading.enumerate()) == 1
-            broker.answers.set()
+            broker.responding.set()
             await asyncio.gather(*(await asyncio.gather(*tasks)))
             assert sent == list(range(60))
 
@@ -176,7 +178,7 @@ def test_a_buffer_that_stays_full_is_an_error(broker):
     async def main():
         async with make(broker, buffer_memory=10_000, batch_size=5_000, max_block_ms=200) as producer:
             await producer.send_and_wait("t", b"first")
-            broker.answers.clear()
+            broker.responding.clear()
 
             async def fill():
                 for _ in range(10):
@@ -187,7 +189,7 @@ def test_a_buffer_that_stays_full_is_an_error(broker):
             async with watched():
                 with pytest.raises(BufferExhaustedError, match="buffer exhausted"):
                     await fill()
-            broker.answers.set()
+            broker.responding.set()
             assert (await producer.send_and_wait("t", b"room again")).offset
 
     asyncio.run(main())
@@ -198,7 +200,7 @@ def test_cancelling_send_sends_nothing_cancelling_later_changes_nothing(broker):
         async with make(broker, buffer_memory=20_000, batch_size=5_000) as producer:
             first = await producer.send("t", b"first")
             await first
-            broker.answers.clear()
+            broker.responding.clear()
             queued: list = []
             waiting: list = []
             for number in range(12):
@@ -207,20 +209,20 @@ def test_cancelling_send_sends_nothing_cancelling_later_changes_nothing(broker):
                 (queued if task.done() else waiting).append((number, task))
             assert queued
             assert waiting
-            # Cancelled while it waits for memory: not sent. Cancelled while it waits for the answer: sent.
+            # Cancelled while it waits for memory: not sent. Cancelled while it waits for the response: sent.
             for _, task in waiting[::2]:
                 task.cancel()
-            answer = asyncio.ensure_future(queued[0][1].result())
+            response = asyncio.ensure_future(queued[0][1].result())
             await asyncio.sleep(0.01)
-            answer.cancel()
-            broker.answers.set()
+            response.cancel()
+            broker.responding.set()
             results = await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
             assert [type(result).__name__ for result in results[::2]] == ["CancelledError"] * len(results[::2])
             await producer.flush()
             return [n for n, _ in queued] + [n for n, _ in waiting[1::2]]
 
-    wanted = asyncio.run(main())
-    assert [int((value or b"")[:4]) for value in broker.values("t")[1:]] == wanted
+    expected = asyncio.run(main())
+    assert [int((value or b"")[:4]) for value in broker.values("t")[1:]] == expected
 
 
 def test_cancelling_while_metadata_is_missing_leaves_nothing_behind(broker):
@@ -241,18 +243,18 @@ def test_cancelling_while_metadata_is_missing_leaves_nothing_behind(broker):
 
 @pytest.mark.behaviour("P50")
 def test_a_refused_record_fails_the_future_that_send_returns_and_calls_its_callback(broker):
-    told = []
+    outcomes = []
 
     async def main():
         async with make(broker, max_request_size=1000) as producer:
-            future = await producer.send("t", b"x" * 2000, on_delivery=lambda *outcome: told.append(outcome))
+            future = await producer.send("t", b"x" * 2000, on_delivery=lambda *outcome: outcomes.append(outcome))
             with pytest.raises(RecordTooLargeError):
                 await future
             delivery = await producer.send_arrow("t", pa.table({"value": [b"x" * 2000]}))
             with pytest.raises(RecordTooLargeError):
                 await delivery
             assert (await producer.send_and_wait("t", b"fits")).offset == 0
-        assert told == [(None, future.exception(0))]
+        assert outcomes == [(None, future.exception(0))]
 
     asyncio.run(main())
 
@@ -269,7 +271,7 @@ def test_batches_that_compress_well_take_more_memory_and_the_loop_goes_on(broker
             room = producer._engine.accumulator.room_bytes(topic, 0)
             assert room > 16_000
             claim, pool = Claim(), producer._engine.pool
-            while pool.available_bytes < pool.total_bytes:  # the last batch is answered before its memory is back
+            while pool.available_bytes < pool.total_bytes:  # the last batch is completed before its memory is released
                 await asyncio.sleep(0.001)
             pool.reserve(pool.available_bytes - room + 1, 0, claim)  # as send_arrow does in another thread
             async with watched():
@@ -300,7 +302,7 @@ def test_an_event_loop_that_ends_before_the_responses_is_harmless(broker, caplog
     async def main():
         producer = make(broker)
         await producer.send_and_wait("t", b"first")
-        broker.answers.clear()
+        broker.responding.clear()
         future = await producer.send("t", b"v", on_delivery=lambda *_: None)
         waiting = asyncio.ensure_future(future)
         await asyncio.sleep(0.05)
@@ -308,7 +310,7 @@ def test_an_event_loop_that_ends_before_the_responses_is_harmless(broker, caplog
         return producer
 
     producer = asyncio.run(main())
-    broker.answers.set()
+    broker.responding.set()
     asyncio.run(producer.close())
     assert broker.values("t") == [b"first", b"v"]
     assert "callback" not in caplog.text

@@ -7,13 +7,14 @@ that skips some, must not make the other tests look missing.
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import pytest
 
 PROJECT = Path(__file__).parents[2]
+TESTS = PROJECT / "tests"
 ROW = re.compile(r"\| ([A-Z]\d\d) \| (\S[^|]*\S) \| (pending|done) \|")
 HEAD_OR_RULE = re.compile(r"\| ID \|.*|\|[-|: ]+\|")
 WITHOUT_SLOW = ("spark", "docs", "ui")
@@ -35,12 +36,14 @@ def check(table: str, tests: Path) -> list[str]:
     for row, status in rows:
         if status == "done" and row not in shown:
             complaints.append(f"{row}: done, but no test shows it")
-        if status == "done" and row in shown and not any(place.is_in_every_run for place in shown[row]):
-            where = ", ".join(place.text for place in shown[row])
+        if status == "done" and row in shown and not any(location.is_in_every_run for location in shown[row]):
+            where = ", ".join(location.text for location in shown[row])
             complaints.append(f"{row}: done, but shown by slow tests only, which `make test` leaves out: {where}")
         if status == "pending" and row in shown:
             complaints.append(f"{row}: still pending, but shown at {shown[row][0].text}")
-    complaints += [f"{places[0].text}: there is no row {row}" for row, places in shown.items() if row not in known]
+    complaints += [
+        f"{locations[0].text}: there is no row {row}" for row, locations in shown.items() if row not in known
+    ]
     return complaints
 
 
@@ -55,16 +58,16 @@ def read_table(table: str) -> tuple[list[tuple[str, str]], list[str]]:
     return rows, complaints
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a test shows a row."""
 
     text: str
     is_in_every_run: bool
 
 
-def read_tests(tests: Path) -> tuple[dict[str, list[Place]], list[str]]:
+def read_tests(tests: Path) -> tuple[dict[str, list[Location]], list[str]]:
     """Where each ID is shown, and a complaint for each marker that marks nothing."""
-    shown: defaultdict[str, list[Place]] = defaultdict(list)
+    shown: defaultdict[str, list[Location]] = defaultdict(list)
     complaints = []
     for path in sorted(tests.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -75,9 +78,11 @@ def read_tests(tests: Path) -> tuple[dict[str, list[Place]], list[str]]:
                 in_force.add(marker.func)
                 folder = path.relative_to(tests).parts[0]
                 is_slow = "slow" in marks or (SPARK_FIXTURE in fixtures and "every_run" not in marks)
-                place = Place(f"{path.relative_to(tests)}:{marker.lineno}", folder not in WITHOUT_SLOW or not is_slow)
+                location = Location(
+                    f"{path.relative_to(tests)}:{marker.lineno}", folder not in WITHOUT_SLOW or not is_slow
+                )
                 for name in names:
-                    shown[str(name)].append(place)
+                    shown[str(name)].append(location)
         for node in ast.walk(tree):
             if is_mark(node, "behaviour") and node not in in_force:
                 assert isinstance(node, ast.Attribute)
@@ -106,19 +111,19 @@ def markers_on_tests(tree: ast.Module) -> Iterator[tuple[ast.Call, set[str], set
 
 def fixtures_of(test: ast.FunctionDef | ast.AsyncFunctionDef, functions: dict[str, Any]) -> set[str]:
     """The fixtures that a test takes, and those that fixtures of its file take in turn."""
-    found: set[str] = set()
+    names: set[str] = set()
     pending = {argument.arg for argument in test.args.args}
     while pending:
         name = pending.pop()
-        found.add(name)
+        names.add(name)
         if name in functions:
-            pending |= {argument.arg for argument in functions[name].args.args} - found
-    return found
+            pending |= {argument.arg for argument in functions[name].args.args} - names
+    return names
 
 
 def marks_in(*nodes: ast.expr) -> set[str]:
     """The names of all marks in decorators, or in a `pytestmark`; those of single parameters do not count."""
-    found = set()
+    names = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
@@ -127,8 +132,8 @@ def marks_in(*nodes: ast.expr) -> set[str]:
         elif isinstance(node, ast.Call):
             pending.append(node.func)
         elif isinstance(node, ast.Attribute) and is_mark(node, node.attr):
-            found.add(node.attr)
-    return found
+            names.add(node.attr)
+    return names
 
 
 def is_pytestmark(node: ast.stmt) -> TypeGuard[ast.Assign]:
@@ -275,6 +280,20 @@ def test_a_row_that_another_test_shows_in_every_run_is_fine(planted, other):
 
 def test_make_test_leaves_slow_tests_out_of_these_folders_only():
     makefile = (PROJECT / "Makefile").read_text()
-    folders = re.findall(r"^(?:SPARK|LIVE_VIEW) := (.*)$", makefile, re.MULTILINE)
-    assert {Path(folder).name for line in folders for folder in line.split()} == set(WITHOUT_SLOW)
-    assert '-m "not slow" $(LIVE_VIEW) $(SPARK)' in makefile
+    assert 'NOT_SLOW := -m "not slow"\n' in makefile
+    assert folders_of(line for line in makefile.splitlines() if "$(NOT_SLOW)" in line) == set(WITHOUT_SLOW)
+
+
+def test_every_folder_of_tests_is_in_a_group_of_make_test():
+    makefile = (PROJECT / "Makefile").read_text()
+    groups = re.search(r"^TEST_GROUPS := (.*)$", makefile, re.MULTILINE)
+    assert groups is not None
+    assert sorted(groups[1].split()) == sorted(re.findall(r"^test-group-(\S+):$", makefile, re.MULTILINE))
+    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
+    recipes = makefile[makefile.index("\ntest-group-") : makefile.index("\ntest-spark:")]
+    assert folders_of(recipes.splitlines()) == folders
+
+
+def folders_of(lines: Iterable[str]) -> set[str]:
+    """Return the folders of tests that lines of the Makefile name."""
+    return {folder for line in lines for folder in re.findall(r"tests/(\w+)", line.replace("$(LIVE_VIEW)", "tests/ui"))}

@@ -106,8 +106,8 @@ def test_reads_skip_gaps(rig):
         log.append(batch(b"v" * 60, offset=offset, leader_epoch=0), origin=Origin.REPLICATION)
     log.advance_high_watermark(101)
     assert len(log.segments) == 3
-    for asked, first in [(0, 5), (5, 5), (7, 20), (21, 40), (30, 40), (42, 100), (99, 100)]:
-        assert offsets(read(log, asked, 1)) == [(first, first)]
+    for requested, first in [(0, 5), (5, 5), (7, 20), (21, 40), (30, 40), (42, 100), (99, 100)]:
+        assert offsets(read(log, requested, 1)) == [(first, first)]
 
 
 def test_large_batches_are_read_with_a_small_index_interval(rig):

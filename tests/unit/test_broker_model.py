@@ -41,7 +41,7 @@ def test_one_offset_for_two_records_is_noticed(model: Model) -> None:
         model.acknowledge(0, 1, [b"c"])
 
 
-def test_a_record_without_an_answer_may_appear_once(model: Model) -> None:
+def test_a_record_without_a_response_may_appear_once(model: Model) -> None:
     model.sent([b"c"], None)
     model.check_everything(0, {0: b"a", 1: b"b"})
     model.check_everything(0, {0: b"a", 1: b"b", 2: b"c"})

@@ -68,19 +68,19 @@ class FakePeer:
 
     is_connected = True
 
-    def __init__(self, *answers: Any) -> None:
+    def __init__(self, *responses: Any) -> None:
         self.requests: list[Message] = []
-        self._answers = list(answers)
+        self._responses = list(responses)
         self._held = asyncio.Event()
 
     async def request(self, message: Message, version: int, timeout_ms: float) -> Message:
         self.requests.append(message)
-        if not self._answers:
+        if not self._responses:
             await self._held.wait()
-        answer = self._answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return cast(Message, answer(message) if callable(answer) else answer)
+        response = self._responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        return cast(Message, response(message) if callable(response) else response)
 
     def disconnect(self, why: str) -> None:
         pass

@@ -104,7 +104,7 @@ def test_a_timeout_error_says_what_is_used_and_who_waits():
     exhausted: list[int] = []
     waited: list[float] = []
     pool = make_pool(
-        why_full=lambda: "broker 1 does not answer", on_exhausted=lambda: exhausted.append(1), on_wait=waited.append
+        why_full=lambda: "broker 1 does not respond", on_exhausted=lambda: exhausted.append(1), on_wait=waited.append
     )
     pool.allocate(TOTAL - 10, 0)
     with pytest.raises(BufferExhaustedError) as caught:

@@ -34,13 +34,13 @@ class Controller:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.proposals: list[dict[int, int]] = []
-        self.answers: list[HeadraceError | None] = []  # None: accepted
+        self.responses: list[HeadraceError | None] = []  # None: accepted
 
     async def alter_partition(self, change: IsrChange) -> PartitionRegistration:
         self.proposals.append(dict(change.isr))
-        answer = self.answers.pop(0) if self.answers else None
-        if answer is not None:
-            raise answer
+        response = self.responses.pop(0) if self.responses else None
+        if response is not None:
+            raise response
         return self.rig.register(tuple(change.isr), partition_epoch=change.partition_epoch + 1)
 
 
@@ -127,7 +127,7 @@ def test_a_lagging_replica_leaves_the_in_sync_set(tmp_path):
 
 def test_a_proposal_is_retried_while_the_controller_is_unreachable(tmp_path):
     async def test(rig):
-        rig.controller.answers = [ConnectionFailedError("away")] * 3
+        rig.controller.responses = [ConnectionFailedError("away")] * 3
         rig.write()
         rig.fetch(2, 1)
         await rig.clock.run(LAG_MS + LAG_MS / 2 - 1)
@@ -145,7 +145,7 @@ def test_a_proposal_is_retried_while_the_controller_is_unreachable(tmp_path):
 @pytest.mark.behaviour("B18")
 def test_an_unexpected_exception_does_not_end_a_proposal(tmp_path, caplog):
     async def test(rig):
-        rig.controller.answers = [KeyError("a bug")]
+        rig.controller.responses = [KeyError("a bug")]
         rig.write()
         rig.fetch(3, 1)
         await until("a retry", lambda: set(rig.partition.isr) == {1, 2, 3})
@@ -158,7 +158,7 @@ def test_an_unexpected_exception_does_not_end_a_proposal(tmp_path, caplog):
 @pytest.mark.parametrize(("code", "kept"), [(Code.INELIGIBLE_REPLICA, False), (Code.INVALID_UPDATE_VERSION, True)])
 def test_a_rejection_ends_a_proposal_unless_it_may_have_succeeded(tmp_path, code, kept):
     async def test(rig):
-        rig.controller.answers = [BrokerError("no", code=code)]
+        rig.controller.responses = [BrokerError("no", code=code)]
         rig.write()
         rig.fetch(3, 1)
         await rig.clock.run(100)

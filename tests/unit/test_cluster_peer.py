@@ -19,12 +19,12 @@ VERSION = 4
 SECONDS_MAX = 10.0
 
 
-def answer(correlation_id: int, code: int) -> bytes:
+def response(correlation_id: int, code: int) -> bytes:
     return b"".join(encode_response(HeartbeatResponse(error_code=code), VERSION, correlation_id))
 
 
 class Other:
-    """The other broker: answers a heartbeat with the number that is its group's name."""
+    """The other broker: responds to a heartbeat with the number in the group's name."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -59,7 +59,7 @@ class Other:
                 assert isinstance(request, HeartbeatRequest)
                 self.requests.append(request.group_id)
                 await self.held.wait()
-                data = self.spoil(answer(header.correlation_id, int(request.group_id)))
+                data = self.spoil(response(header.correlation_id, int(request.group_id)))
                 if data is None:
                     writer.transport.abort()
                     return
@@ -81,7 +81,7 @@ async def linked() -> AsyncIterator[tuple[Other, Peer]]:
         await other.stop()
 
 
-async def ask(peer: Peer, number: int, timeout_ms: float = 5_000) -> int:
+async def send_heartbeat(peer: Peer, number: int, timeout_ms: float = 5_000) -> int:
     response = await peer.request(HeartbeatRequest(group_id=str(number)), VERSION, timeout_ms)
     assert isinstance(response, HeartbeatResponse)
     return response.error_code
@@ -91,7 +91,7 @@ async def ask(peer: Peer, number: int, timeout_ms: float = 5_000) -> int:
 async def test_requests_are_pipelined_on_one_connection() -> None:
     async with linked() as (other, peer):
         assert not peer.is_connected
-        assert await asyncio.gather(*(ask(peer, number) for number in range(50))) == list(range(50))
+        assert await asyncio.gather(*(send_heartbeat(peer, number) for number in range(50))) == list(range(50))
         assert other.connections == 1
         assert other.requests == [str(number) for number in range(50)]
         assert peer.is_connected
@@ -101,7 +101,7 @@ async def test_requests_are_pipelined_on_one_connection() -> None:
 async def test_a_cancelled_request_does_not_affect_the_responses_of_others() -> None:
     async with linked() as (other, peer):
         other.held.clear()
-        first, second = asyncio.create_task(ask(peer, 1)), asyncio.create_task(ask(peer, 2))
+        first, second = asyncio.create_task(send_heartbeat(peer, 1)), asyncio.create_task(send_heartbeat(peer, 2))
         while not other.requests:
             await asyncio.sleep(0.001)
         first.cancel()
@@ -115,13 +115,13 @@ async def test_a_cancelled_request_does_not_affect_the_responses_of_others() -> 
 async def test_a_timeout_closes_the_connection_and_the_next_request_reconnects() -> None:
     async with linked() as (other, peer):
         other.held.clear()
-        behind = asyncio.create_task(ask(peer, 2))
+        behind = asyncio.create_task(send_heartbeat(peer, 2))
         with pytest.raises(ConnectionFailedError, match=r"timed out after 50 ms waiting for .* Heartbeat"):
-            await ask(peer, 1, timeout_ms=50)
+            await send_heartbeat(peer, 1, timeout_ms=50)
         with pytest.raises(ConnectionFailedError, match="broke before the response to Heartbeat"):
             await behind
         other.held.set()
-        assert await ask(peer, 3) == 3
+        assert await send_heartbeat(peer, 3) == 3
         assert other.connections == 2
 
 
@@ -135,7 +135,7 @@ async def test_a_timeout_closes_the_connection_and_the_next_request_reconnects()
         lambda data: data + data,
         lambda data: data[:3] + bytes([data[3] - 1]) + data[4:-1],
     ],
-    ids=["hangs up", "another's answer", "no frame", "an answer too many", "torn"],
+    ids=["hangs up", "another correlation id", "no frame", "an additional response", "torn"],
 )
 async def test_an_invalid_response_closes_the_connection(
     spoil: Callable[[bytes], bytes | None],
@@ -143,39 +143,39 @@ async def test_an_invalid_response_closes_the_connection(
     async with linked() as (other, peer):
         other.spoil = spoil
         with suppress(ConnectionFailedError):  # an extra response closes the connection without a request
-            await ask(peer, 1, timeout_ms=200)
+            await send_heartbeat(peer, 1, timeout_ms=200)
         while peer.is_connected:
             await asyncio.sleep(0.001)
         other.spoil = lambda data: data
-        assert await ask(peer, 7) == 7
+        assert await send_heartbeat(peer, 7) == 7
 
 
 @on_loop
 async def test_a_restarted_broker_is_reached_at_its_new_address() -> None:
     async with linked() as (other, peer):
-        assert await ask(peer, 1) == 1
+        assert await send_heartbeat(peer, 1) == 1
         await other.stop()
         with pytest.raises(ConnectionFailedError):
-            await ask(peer, 2)
+            await send_heartbeat(peer, 2)
         with pytest.raises(ConnectionFailedError, match="cannot connect to the broker at"):
-            await ask(peer, 2)
+            await send_heartbeat(peer, 2)
         other.port = 0
         await other.start()
-        assert await ask(peer, 3) == 3
+        assert await send_heartbeat(peer, 3) == 3
 
 
 @on_loop
 async def test_close_fails_pending_requests() -> None:
     async with linked() as (other, peer):
         other.held.clear()
-        waiting = asyncio.create_task(ask(peer, 1))
+        waiting = asyncio.create_task(send_heartbeat(peer, 1))
         while not other.requests:
             await asyncio.sleep(0.001)
         await peer.close()
         with pytest.raises(ConnectionFailedError, match="it was closed"):
             await waiting
         with pytest.raises(ClosedError):
-            await ask(peer, 2)
+            await send_heartbeat(peer, 2)
         other.held.set()
 
 
@@ -187,11 +187,11 @@ async def test_peers_have_one_connection_for_each_broker_and_purpose() -> None:
     peers = Peers(brokers, "INSIDE", client_id="broker-1")
     try:
         with pytest.raises(ConnectionFailedError, match="broker 2 has no address for listener INSIDE"):
-            await ask(peers.to(2, "fetch"), 1)
+            await send_heartbeat(peers.to(2, "fetch"), 1)
         row = BrokerRegistration(2, "", 1, {"INSIDE": ("127.0.0.1", other.port)}, None, fenced=False, stopping=False)
         brokers.apply(Brokers.change(row, 1))
         assert peers.to(2, "fetch") is peers.to(2, "fetch")
-        both = await asyncio.gather(ask(peers.to(2, "fetch"), 1), ask(peers.to(2, "markers"), 2))
+        both = await asyncio.gather(send_heartbeat(peers.to(2, "fetch"), 1), send_heartbeat(peers.to(2, "markers"), 2))
         assert list(both) == [1, 2]
         assert other.connections == 2
     finally:

@@ -62,9 +62,9 @@ def resolve(**given: object) -> Config:
     ],
 )
 def test_text_and_python_values_give_the_same(name, given_value, value):
-    found = OPTIONS[name].parse(given_value)
-    assert found == value
-    assert type(found) is type(value)
+    parsed = OPTIONS[name].parse(given_value)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_rows_and_the_docs_table_show_values_as_a_file_would():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "parsed"),
     [
         ("a=1", {"a": "1"}),
         ("a:1", {"a": "1"}),
@@ -251,8 +251,8 @@ def test_rows_and_the_docs_table_show_values_as_a_file_would():
         ("a\f=\f1", {"a": "1"}),
     ],
 )
-def test_properties_follow_the_rules_of_java(text, found):
-    assert parse_properties(text) == found
+def test_properties_follow_the_rules_of_java(text, parsed):
+    assert parse_properties(text) == parsed
 
 
 def test_properties_come_from_files_in_utf8_or_latin1(tmp_path):

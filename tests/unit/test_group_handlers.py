@@ -13,7 +13,7 @@ from headrace.broker.context import Context, Session
 from headrace.broker.handlers import SUPPORTED, handler
 from headrace.broker.security.authorizer import Authorizer, Operation, Resource
 from headrace.broker.server.dispatch import failed_response
-from headrace.errors import Code
+from headrace.errors import BrokerError, Code
 from headrace.wire.api import api_name
 from headrace.wire.api.group_admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from headrace.wire.api.group_offsets import (
@@ -72,13 +72,16 @@ def broker_of(rig: GroupRig, authorizer: DenyingAuthorizer) -> Any:
     )
 
 
-async def ask(broker: Any, message: Message, version: int) -> Any:
-    """Return the response of a handler after encoding and decoding."""
+async def send_request(broker: Any, message: Message, version: int) -> Any:
+    """Return the response of a handler, or that for its error, after encoding and decoding."""
     context = Context(Session("127.0.0.1", "PLAINTEXT"), message.api_key, version, "client", 1)
     sent = type(message).decode(version, message.encode(version))
-    response = handler(message.api_key)(broker, context, sent)
-    if inspect.isawaitable(response):
-        response = await response
+    try:
+        response = handler(message.api_key)(broker, context, sent)
+        if inspect.isawaitable(response):
+            response = await response
+    except BrokerError as error:
+        response = failed_response(context, sent, error.code, str(error.args[0]))
     assert isinstance(response, Message)
     return type(response).decode(version, response.encode(version))
 
@@ -115,9 +118,9 @@ def picked(response: Any, *path: str | int) -> Code:
 async def test_a_commit_without_a_topic_name_fails(version, code):
     async with GroupRig() as rig:
         commit = COMMIT.replace(topics=[COMMIT.topics[0].replace(name="")])
-        response = await ask(broker_of(rig, DenyingAuthorizer()), commit, version)
+        response = await send_request(broker_of(rig, DenyingAuthorizer()), commit, version)
         assert picked(response, *FIRST) == code
-        response = await ask(broker_of(rig, DenyingAuthorizer(Operation.READ, Resource.TOPIC)), commit, 9)
+        response = await send_request(broker_of(rig, DenyingAuthorizer(Operation.READ, Resource.TOPIC)), commit, 9)
         assert picked(response, *FIRST) == TOPIC_REFUSED
 
 
@@ -149,7 +152,7 @@ async def test_a_commit_without_a_topic_name_fails(version, code):
 async def test_denied_requests_fail_with_the_authorization_error(operation, resource, message, version, path, code):
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
-        response = await ask(broker_of(rig, DenyingAuthorizer(operation, resource)), message, version)
+        response = await send_request(broker_of(rig, DenyingAuthorizer(operation, resource)), message, version)
         assert picked(response, *path) is code
         assert rig.offset() == 1
 
@@ -159,10 +162,10 @@ async def test_list_groups_returns_only_authorized_groups():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1})
         authorizer = DenyingAuthorizer(Operation.DESCRIBE, Resource.CLUSTER)
-        response = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
+        response = await send_request(broker_of(rig, authorizer), ListGroupsRequest(), 5)
         assert [row.group_id for row in response.groups] == [GROUP]
         authorizer.refuse(Operation.DESCRIBE, Resource.GROUP)
-        response = await ask(broker_of(rig, authorizer), ListGroupsRequest(), 5)
+        response = await send_request(broker_of(rig, authorizer), ListGroupsRequest(), 5)
         assert not response.groups
 
 
@@ -171,11 +174,13 @@ async def test_fetching_all_offsets_returns_only_authorized_topics():
     async with GroupRig() as rig:
         await rig.commit({("orders", 0): 1, ("gone", 0): 1})
         everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=GROUP, topics=None)])
-        response = await ask(broker_of(rig, DenyingAuthorizer()), everything, 9)
+        response = await send_request(broker_of(rig, DenyingAuthorizer()), everything, 9)
         assert {topic.name for topic in response.groups[0].topics} == {"orders", "gone"}
-        response = await ask(broker_of(rig, DenyingAuthorizer()), everything, 10)
+        response = await send_request(broker_of(rig, DenyingAuthorizer()), everything, 10)
         assert [topic.topic_id for topic in response.groups[0].topics] == [TOPIC.id]
-        response = await ask(broker_of(rig, DenyingAuthorizer(Operation.DESCRIBE, Resource.TOPIC)), everything, 9)
+        response = await send_request(
+            broker_of(rig, DenyingAuthorizer(Operation.DESCRIBE, Resource.TOPIC)), everything, 9
+        )
         assert not response.groups[0].topics
 
 
@@ -184,8 +189,11 @@ async def test_sync_group_v5_requires_a_protocol():
     async with GroupRig() as rig:
         broker = broker_of(rig, DenyingAuthorizer())
         wrong = Code.INCONSISTENT_GROUP_PROTOCOL
-        assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 5)) is wrong
-        assert picked(await ask(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 4)) is Code.UNKNOWN_MEMBER_ID
+        assert picked(await send_request(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 5)) is wrong
+        assert (
+            picked(await send_request(broker, SyncGroupRequest(group_id=GROUP, member_id="m"), 4))
+            is Code.UNKNOWN_MEMBER_ID
+        )
 
 
 @on_loop
@@ -229,7 +237,7 @@ def test_every_version_has_a_failed_response(message, version):
     if message.api_key == 9 and version < 8:
         old = OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
         message = OffsetFetchRequest(group_id=GROUP, topics=[old])
-    response = failed_response(context, message, Code.COORDINATOR_NOT_AVAILABLE, "as the test told")
+    response = failed_response(context, message, Code.COORDINATOR_NOT_AVAILABLE, "an error of the test")
     assert response is not None
     assert f"error_code={Code.COORDINATOR_NOT_AVAILABLE!r}" in repr(response)
     again = type(response).decode(version, response.encode(version))

@@ -76,7 +76,7 @@ async def test_a_commit_completes_after_its_client_disconnects():
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "code"),
     [
         (Code.NOT_ENOUGH_REPLICAS, Code.COORDINATOR_NOT_AVAILABLE),
         (Code.REQUEST_TIMED_OUT, Code.COORDINATOR_NOT_AVAILABLE),
@@ -84,12 +84,12 @@ async def test_a_commit_completes_after_its_client_disconnects():
     ],
 )
 @on_loop
-async def test_a_failed_commit_changes_nothing(failure, told):
+async def test_a_failed_commit_changes_nothing(failure, code):
     async with GroupRig() as rig:
         rig.internal.fail(failure)
         with pytest.raises(BrokerError) as raised:
             await rig.commit({ORDERS_0: 2})
-        assert raised.value.code == told
+        assert raised.value.code == code
         assert rig.offset(stable=True) == -1
         assert rig.groups.describe(GROUP) is None
 
@@ -220,7 +220,7 @@ async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, a
 
 
 @pytest.mark.parametrize(
-    ("response", "version", "told"),
+    ("response", "version", "code"),
     [
         (Code.TRANSACTION_ABORTABLE, 4, Code.TRANSACTION_ABORTABLE),
         (Code.TRANSACTION_ABORTABLE, 3, Code.INVALID_TXN_STATE),
@@ -231,10 +231,10 @@ async def test_txn_offset_commit_v5_adds_the_group_to_the_transaction(version, a
     ],
 )
 @on_loop
-async def test_offsets_outside_a_transaction_fail_with_the_code_of_the_version(response, version, told):
+async def test_offsets_outside_a_transaction_fail_with_the_code_of_the_version(response, version, code):
     async with GroupRig() as rig:
         rig.transactions.code = response
-        assert await code_of_commit(rig, version) is told
+        assert await code_of_commit(rig, version) is code
         assert not rig.internal.appends
 
 

@@ -253,7 +253,7 @@ async def test_the_first_assignment_of_a_repeated_sync_counts():
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "code"),
     [
         (Code.NOT_ENOUGH_REPLICAS, Code.COORDINATOR_NOT_AVAILABLE),
         (Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_COORDINATOR),
@@ -261,14 +261,14 @@ async def test_the_first_assignment_of_a_repeated_sync_counts():
     ],
 )
 @on_loop
-async def test_an_assignment_that_cannot_be_written_is_not_distributed(failure, told):
+async def test_an_assignment_that_cannot_be_written_is_not_distributed(failure, code):
     async with GroupRig() as rig:
         leader, follower = await rig.gathered(2)
         await rig.rebalanced(rig.join(leader), rig.join(follower))
         rig.internal.fail(failure)
         responses = [rig.sync(follower, 2), rig.sync(leader, 2, {leader: b"a", follower: b"b"})]
         await rig.clock.run()
-        assert {response.result().error_code for response in responses} == {told}
+        assert {response.result().error_code for response in responses} == {code}
         assert rig.group.state is GroupState.PREPARING_REBALANCE
 
 

@@ -23,12 +23,12 @@ LAST = 0x7FFFFFFF
 
 def headers(rig: Rig) -> list[Any]:
     """Of the batches as they were sent, one for each partition of each request."""
-    found = []
+    batch_headers = []
     for sent in rig.cluster.of(PRODUCE):
         for topic in sent.message.topic_data:
             for partition in topic.partition_data:
-                found += [batch.header for batch in read_batches(bytes(partition.records))]
-    return found
+                batch_headers += [batch.header for batch in read_batches(bytes(partition.records))]
+    return batch_headers
 
 
 def numbers(rig: Rig) -> list[tuple[int, int]]:
@@ -347,22 +347,22 @@ def test_a_batch_behind_an_expired_one_that_was_not_stored_gets_a_new_epoch():
 
 
 def faults(rig: Rig, chance: random.Random) -> Any:
-    """A broker in trouble: most answers are good, the others anything that may be got over."""
+    """A broker in trouble: most requests succeed, the others fail with errors that are retried."""
 
-    def answer(sent: Any) -> Any:
+    def respond(sent: Any) -> Any:
         kind = chance.randrange(10)
         if kind == 0:
             return DISCONNECT
         if kind == 1:
             on_the_way = [s for s in rig.cluster.in_flight(sent.node_id) if s.api_key == PRODUCE]
             for request in on_the_way[: chance.randrange(1, len(on_the_way) + 1)]:
-                rig.log.produce(request)  # stored, but the answers are lost
+                rig.log.produce(request)  # stored, but the responses are lost
             return DISCONNECT
         if kind == 2:
             return rig.log.refuse(chance.choice([2, 3, 6, 7, 19, 56]))(sent)
         return rig.log.produce(sent)
 
-    return answer
+    return respond
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -395,14 +395,14 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
     )
     trouble = faults(rig, chance)
 
-    def answer(sent: Any) -> Any:
+    def respond(sent: Any) -> Any:
         kind = chance.randrange(12)
         if kind == 0:
             return rig.log.refuse(INVALID_RECORD)(sent)
         return trouble(sent)
 
     def reply() -> Any:
-        return After(chance.choice([0, 0, 20, 500]), answer) if chance.random() < 0.9 else SILENCE
+        return After(chance.choice([0, 0, 20, 500]), respond) if chance.random() < 0.9 else SILENCE
 
     futures: list[tuple[int, Any]] = []
     for n in range(120):
@@ -413,7 +413,7 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
             rig.turn()
         if chance.random() < 0.1:
             rig.clock.advance(chance.randrange(900))
-    rig.cluster.always(PRODUCE, answer)
+    rig.cluster.always(PRODUCE, respond)
     rig.run_until(all_done([future for _, future in futures]), turns_max=20_000)
     stored = [[int(v) for v in rig.log.values(partition) if v is not None] for partition in range(2)]
     for values in stored:
@@ -424,7 +424,7 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
         assert isinstance(future.exception(0), HeadraceError | None)
         if future.exception(0) is None:
             assert n in everything
-    # And it goes on.
+    # It continues.
     rig.cluster.always(PRODUCE, rig.log.produce)
     rig.cluster.clear_scripts()
     rig.run_until(lambda: not rig.accumulator.has_incomplete(), turns_max=20_000)
@@ -434,7 +434,7 @@ def test_records_that_expire_or_are_refused_take_no_other_with_them(seed):
 
 
 def test_the_first_batch_of_a_partition_goes_alone():
-    """A broker that has never heard of a producer takes any number: the second must not come before the first."""
+    """A broker that does not know a producer accepts any sequence: the second batch must not come before the first."""
     rig = Rig(idempotent=True)
     rig.cluster.script(PRODUCE, rig.log.refuse(NOT_LEADER))
     futures = rig.send_batches(4)
@@ -460,7 +460,7 @@ def test_a_refusal_after_an_attempt_that_may_have_been_stored_doubles_nothing():
 
 
 def test_a_batch_that_the_broker_had_long_ago_is_a_success():
-    """Stored, its answer lost, and more than five behind it acknowledged before it could be asked for again."""
+    """Stored, its response lost, and more than five after it acknowledged before it could be sent again."""
     rig = ready_rig()
     rig.cluster.script(PRODUCE, rig.log.stored_but_lost)
     first = rig.send(b"first")

@@ -104,7 +104,7 @@ def test_no_interceptors_cost_nothing():
 
 
 class Plugin(ProducerInterceptor):
-    """Configured, told of the cluster, and closed."""
+    """Configured, notified of the cluster, and closed."""
 
     def __init__(self) -> None:
         self.calls: list = []

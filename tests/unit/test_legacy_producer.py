@@ -273,10 +273,10 @@ def test_async_drops_messages_that_fail_to_encode(caplog):
 def test_metadata_and_connections_are_refreshed_by_interval():
     cluster = FakeCluster({"t": [1]})
     producer, clock = make_producer(cluster)
-    for advance_ms, asked, connects in ((0, 1, 2), (599_999, 1, 2), (1, 2, 4), (10, 2, 4), (600_000, 3, 6)):
+    for advance_ms, requested, connects in ((0, 1, 2), (599_999, 1, 2), (1, 2, 4), (10, 2, 4), (600_000, 3, 6)):
         clock.advance(advance_ms)
         producer.send(KeyedMessage("t", b"a"))
-        assert (len(cluster.metadata_asked), len(cluster.connects)) == (asked, connects)
+        assert (len(cluster.metadata_requests), len(cluster.connects)) == (requested, connects)
 
 
 @pytest.mark.behaviour("L05")
@@ -286,10 +286,10 @@ def test_a_negative_interval_refreshes_only_after_failures():
     for _ in range(3):
         producer.send(KeyedMessage("t", b"a"))
         clock.advance(1e9)
-    assert len(cluster.metadata_asked) == 1  # because the topic was new
+    assert len(cluster.metadata_requests) == 1  # because the topic was new
     cluster.script(6)
     producer.send(KeyedMessage("t", b"a"))
-    assert len(cluster.metadata_asked) == 2
+    assert len(cluster.metadata_requests) == 2
 
 
 @pytest.mark.behaviour("L05")
@@ -298,7 +298,7 @@ def test_an_interval_of_zero_refreshes_with_every_send():
     producer, _ = make_producer(cluster, topic_metadata_refresh_interval_ms=0)
     for _ in range(3):
         producer.send(KeyedMessage("t", b"a"))
-    assert len(cluster.metadata_asked) == 3
+    assert len(cluster.metadata_requests) == 3
 
 
 @pytest.mark.behaviour("L05")
@@ -309,7 +309,7 @@ def test_a_refresh_requests_the_topics_used_since_the_last_one():
     producer.send(KeyedMessage("u", b"a"))
     clock.advance(600_000)
     producer.send(KeyedMessage("u", b"a"))
-    assert cluster.metadata_asked == [{"t"}, {"u"}, {"u"}]
+    assert cluster.metadata_requests == [{"t"}, {"u"}, {"u"}]
 
 
 def test_old_metadata_is_used_if_a_refresh_fails():
@@ -584,7 +584,7 @@ def test_a_broker_without_api_versions_is_used():
     producer.send(KeyedMessage("t", b"a"))
     producer.send(KeyedMessage("t", b"b"))
     assert cluster.values("t") == [b"a", b"b"]
-    assert len(cluster.connects) == 3  # metadata, the question, the rest
+    assert len(cluster.connects) == 3  # metadata, ApiVersions, the rest
 
 
 def test_an_upgraded_broker_is_checked_again():

@@ -53,11 +53,11 @@ def test_frames_are_sent_and_received_with_a_size_prefix():
 def test_large_frames_are_received_in_parts():
     large = struct.pack(">i", 1 << 20) + b"x" * (1 << 20)
 
-    def answer(peer):
+    def respond(peer):
         receive_exactly(peer, len(large))
         peer.send(large)
 
-    with ScriptedServer(answer) as server:
+    with ScriptedServer(respond) as server:
         channel = channel_to(server)
         channel.send([large])
         assert bytes(channel.receive()) == large[4:]

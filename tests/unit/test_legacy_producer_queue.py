@@ -186,8 +186,8 @@ def test_messages_of_many_threads_are_complete_and_ordered():
             for each in made:
                 queue.put(each)
         else:
-            for place in range(0, 1000, 10):
-                queue.put_all(made[place : place + 10])
+            for index in range(0, 1000, 10):
+                queue.put_all(made[index : index + 10])
 
     threads = [threading.Thread(target=put, args=(start,)) for start in starts]
     for thread in threads:

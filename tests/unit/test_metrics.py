@@ -1,4 +1,4 @@
-"""Kafka's metrics by name, their arithmetic on a fake clock, and who is told of them."""
+"""Kafka's metrics by name, their arithmetic on a fake clock, and the calls of reporters."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class FakeClock:
         return 1_700_000_000_000 + int(self.now)
 
 
-class Told(MetricsReporter):
-    """Writes down what it is told."""
+class Recorder(MetricsReporter):
+    """Records the calls."""
 
     def __init__(self):
         self.seen = []
@@ -338,15 +338,15 @@ def test_however_many_windows_there_are_no_more_are_kept(windows):
 
 @pytest.mark.behaviour("P48")
 def test_a_reporter_gets_existing_new_and_removed_metrics(clock):
-    told = Told()
-    metrics = ProducerMetrics("c1", clock=clock, reporters=[told])
-    assert told.seen == [("init", NAMES_AT_THE_START)]
+    recorder = Recorder()
+    metrics = ProducerMetrics("c1", clock=clock, reporters=[recorder])
+    assert recorder.seen == [("init", NAMES_AT_THE_START)]
     metrics.request_sent(1, 10)
-    assert sorted(told.seen[1:]) == [("change", name) for name in sorted(NODE_NAMES)]
-    told.seen.clear()
+    assert sorted(recorder.seen[1:]) == [("change", name) for name in sorted(NODE_NAMES)]
+    recorder.seen.clear()
     metrics.close()
-    assert {what for what, _ in told.seen} == {"removal"}
-    assert len(told.seen) == NAMES_AT_THE_START + len(NODE_NAMES)
+    assert {what for what, _ in recorder.seen} == {"removal"}
+    assert len(recorder.seen) == NAMES_AT_THE_START + len(NODE_NAMES)
     assert not metrics.snapshot()
     metrics.request_sent(1, 10)  # a late word from the I/O thread does no harm
 
@@ -358,11 +358,11 @@ def test_a_reporter_that_fails_stops_neither_the_producer_nor_the_next_reporter(
 
         metric_change = init
 
-    told = Told()
-    metrics = ProducerMetrics("c1", clock=clock, reporters=[Broken(), told])
+    recorder = Recorder()
+    metrics = ProducerMetrics("c1", clock=clock, reporters=[Broken(), recorder])
     metrics.request_sent(1, 10)
     metrics.close()
-    assert len(told.seen) == 1 + len(NODE_NAMES) + NAMES_AT_THE_START + len(NODE_NAMES)
+    assert len(recorder.seen) == 1 + len(NODE_NAMES) + NAMES_AT_THE_START + len(NODE_NAMES)
     assert "metrics reporter failed" in caplog.text
 
 

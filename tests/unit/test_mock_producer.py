@@ -29,16 +29,16 @@ def sent(producer):
 
 
 def test_records_are_serialised_partitioned_and_kept():
-    told = []
+    outcomes = []
     producer = MockProducer(key_serializer="str", value_serializer="json", topics={"orders": 4})
     future = producer.send(
-        "orders", {"a": 1}, "key", headers={"h": b"x"}, timestamp_ms=7, on_delivery=lambda *args: told.append(args)
+        "orders", {"a": 1}, "key", headers={"h": b"x"}, timestamp_ms=7, on_delivery=lambda *args: outcomes.append(args)
     )
     (record,) = producer.history
     assert (record.topic, record.key, record.value, record.headers) == ("orders", b"key", b'{"a":1}', (("h", b"x"),))
     assert record.record == ProducerRecord("orders", {"a": 1}, "key", None, 7, {"h": b"x"})
     metadata = RecordMetadata("orders", record.partition, 0, 7, 3, 7)
-    assert (future.result(0), told) == (metadata, [(metadata, None)])
+    assert (future.result(0), outcomes) == (metadata, [(metadata, None)])
     assert producer.send("orders", [], "key").result(0).offset == 1, "the same partition, for it is the same key"
     assert len(producer.partitions_for("orders")) == 4
     assert {producer.send("orders", n).result(0).partition for n in range(8)} == {0, 1, 2, 3}
@@ -138,13 +138,13 @@ def test_a_record_that_fails_in_a_transaction_has_it_aborted():
 
 @pytest.mark.behaviour("P50")
 def test_a_refused_record_calls_its_callback_and_fails_the_transaction():
-    told = []
+    outcomes = []
     producer = MockProducer(transactional_id="t", max_request_size=1000)
     producer.init_transactions()
     producer.begin_transaction()
-    future = producer.send("t", b"x" * 2000, on_delivery=lambda *outcome: told.append(outcome))
+    future = producer.send("t", b"x" * 2000, on_delivery=lambda *outcome: outcomes.append(outcome))
     assert isinstance(future.exception(0), RecordTooLargeError)
-    assert told == [(None, future.exception(0))]
+    assert outcomes == [(None, future.exception(0))]
     with pytest.raises(AbortableError, match=r"max\.request\.size"):
         producer.commit_transaction()
     producer.abort_transaction()

@@ -1,4 +1,4 @@
-"""The selector loop where no peer is needed: backing off, waking up, whom to ask."""
+"""The selector loop without a peer: back-off, wake-up, choice of the node."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from headrace.client import network
 from headrace.client.addresses import Address, Endpoint
-from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.connection import ConnectionSettings
 from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.config.backoff import JITTER, exponential_backoff
+from headrace.config.clock import SYSTEM_CLOCK
 from tests.support.waiting import eventually
 
 

@@ -45,14 +45,14 @@ class FakeCluster:
 
 
 class FakeRandom:
-    """Gives what it was told to give."""
+    """Returns the given numbers."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
-        self.asked: list[int] = []
+        self.stops: list[int] = []
 
     def randrange(self, stop: int, /) -> int:
-        self.asked.append(stop)
+        self.stops.append(stop)
         return self.numbers.pop(0) % stop
 
 
@@ -107,12 +107,12 @@ def test_round_robin_counts_each_topic_by_itself():
 @pytest.mark.parametrize("cls", [RoundRobinPartitioner, KeyHashRoundRobinPartitioner])
 def test_the_second_call_for_a_new_batch_does_not_advance(cls):
     partitioner, cluster = cls(), FakeCluster(4)
-    found = []
+    chosen = []
     for _ in range(8):
         first = choose(partitioner, cluster)
         partitioner.on_new_batch("t", cluster, first)
-        found.append(choose(partitioner, cluster))
-    assert found == [(found[0] + turn) % 4 for turn in range(8)]
+        chosen.append(choose(partitioner, cluster))
+    assert chosen == [(chosen[0] + turn) % 4 for turn in range(8)]
 
 
 @pytest.mark.behaviour("P17")
@@ -128,8 +128,8 @@ def test_turns_of_the_older_default_begin_at_a_random_number_of_each_topic():
 def test_the_older_default_hashes_keys_and_takes_turns_without():
     partitioner, cluster = KeyHashRoundRobinPartitioner(FakeRandom(0)), FakeCluster(5, available=[0, 2, 4])
     by_key = partition_for_key(KEYED, 5)
-    found = [choose(partitioner, cluster, key) for key in (None, KEYED, None, KEYED, None, None)]
-    assert found == [0, by_key, 2, by_key, 4, 0]
+    chosen = [choose(partitioner, cluster, key) for key in (None, KEYED, None, KEYED, None, None)]
+    assert chosen == [0, by_key, 2, by_key, 4, 0]
 
 
 def test_a_keyed_record_in_a_new_batch_does_not_move_the_next_keyless_one():
@@ -193,7 +193,7 @@ def test_without_queue_sizes_available_partitions_are_equally_likely():
     source = FakeRandom(0, 1, 2)
     weights = PartitionWeights.from_queues(None, [1, 3], range(4))
     assert [weights.choose(source) for _ in range(3)] == [1, 3, 1]
-    assert source.asked == [2, 2, 2]
+    assert source.stops == [2, 2, 2]
     assert PartitionWeights.from_queues({}, [], range(4)).choose(FakeRandom(3)) == 3
 
 
@@ -201,7 +201,7 @@ def test_shorter_queues_are_more_likely():
     source = FakeRandom(*range(8))
     weights = PartitionWeights.from_queues({0: 0, 1: 3, 2: 1}, range(3), range(3))
     assert [weights.choose(source) for _ in range(8)] == [0, 0, 0, 0, 1, 2, 2, 2]
-    assert set(source.asked) == {8}
+    assert set(source.stops) == {8}
 
 
 def test_equal_queues_are_equally_likely_and_omitted_partitions_never_chosen():

@@ -112,7 +112,7 @@ def test_the_first_connection_comes_with_the_first_use(request, use):
                 listening.accept()
 
             def run():
-                with contextlib.suppress(HeadraceError):  # nobody answers here
+                with contextlib.suppress(HeadraceError):  # nothing responds here
                     use(producer)
 
             using = threading.Thread(target=run, daemon=True)
@@ -358,18 +358,18 @@ def test_interceptors_get_every_failure_with_the_partition_if_known(broker):
 
 @pytest.mark.behaviour("P13")
 def test_a_failed_batch_of_the_built_in_partitioner_has_its_partition(broker):
-    heard, told = Heard(), []
+    heard, outcomes = Heard(), []
     with make(broker, interceptor_classes=[heard]) as producer:
         producer.send("t", b"known").result(SECONDS)
         broker.error_code = 87
-        producer.send("t", b"v", on_delivery=lambda *args: told.append(args)).exception(SECONDS)
+        producer.send("t", b"v", on_delivery=lambda *args: outcomes.append(args)).exception(SECONDS)
     assert heard.acknowledged[1][:3] == ("t", 0, None)
-    ((metadata, error),) = told
+    ((metadata, error),) = outcomes
     assert metadata is None
     assert "INVALID_RECORD" in str(error)
 
 
-# What Kafka's producer tells by the future: options, what is sent, the error.
+# Errors that Kafka's producer sets in the future: options, what is sent, the error.
 REFUSALS = [
     ({"max_request_size": 1000}, {"value": b"x" * 2000}, RecordTooLargeError),
     ({"buffer_memory": 20_000, "max_request_size": 100_000}, {"value": b"x" * 30_000}, RecordTooLargeError),
@@ -381,14 +381,14 @@ REFUSALS = [
 @pytest.mark.parametrize(("options", "given", "kind"), REFUSALS)
 @pytest.mark.parametrize("plugins", [{}, {"interceptor_classes": ProducerInterceptor()}], ids=["short", "intercepted"])
 def test_a_refused_record_fails_its_future_and_calls_its_callback(broker, options, given, kind, plugins):
-    told = []
+    outcomes = []
     with make(broker, **options, **plugins) as producer:
-        future = producer.send("t", **given, on_delivery=lambda *outcome: told.append(outcome))
+        future = producer.send("t", **given, on_delivery=lambda *outcome: outcomes.append(outcome))
         assert future.done()
         with pytest.raises(kind):
             future.result(0)
         assert isinstance(future.exception(0), kind)
-        ((metadata, error),) = told
+        ((metadata, error),) = outcomes
         assert metadata is None
         assert error is future.exception(0)
         later: list = []
@@ -402,16 +402,16 @@ def test_a_refused_record_fails_its_future_and_calls_its_callback(broker, option
 
 @pytest.mark.behaviour("P50")
 def test_an_exhausted_buffer_fails_the_future_and_calls_the_callback(broker):
-    told = []
+    outcomes = []
     with make(broker, buffer_memory=16_384, max_block_ms=100, linger_ms=0) as producer:
         producer.send("t", b"0").result(SECONDS)
-        broker.answers.clear()
+        broker.responding.clear()
         producer.send("t", bytes(16_000))
-        future = producer.send("t", bytes(16_000), on_delivery=lambda _, error: told.append(error))
+        future = producer.send("t", bytes(16_000), on_delivery=lambda _, error: outcomes.append(error))
         assert future.done()
         assert isinstance(future.exception(0), BufferExhaustedError)
-        assert told == [future.exception(0)]
-        broker.answers.set()
+        assert outcomes == [future.exception(0)]
+        broker.responding.set()
 
 
 @pytest.mark.behaviour("P50")
@@ -438,15 +438,15 @@ def test_refused_rows_fail_their_delivery_and_those_before_them_are_sent(broker)
 
 @pytest.mark.behaviour("P50")
 def test_errors_that_are_not_api_errors_are_raised_without_a_callback(broker):
-    told = []
+    outcomes = []
     with make(broker, value_serializer="str") as producer:
         with pytest.raises(SerializationError):
-            producer.send("t", b"bytes", on_delivery=lambda *outcome: told.append(outcome))
+            producer.send("t", b"bytes", on_delivery=lambda *outcome: outcomes.append(outcome))
         with pytest.raises(ValueError, match="partition"):
-            producer.send("t", "v", partition=-1, on_delivery=lambda *outcome: told.append(outcome))
+            producer.send("t", "v", partition=-1, on_delivery=lambda *outcome: outcomes.append(outcome))
     with pytest.raises(ClosedError):
-        producer.send("t", "v", on_delivery=lambda *outcome: told.append(outcome))
-    assert told == []
+        producer.send("t", "v", on_delivery=lambda *outcome: outcomes.append(outcome))
+    assert outcomes == []
 
 
 @pytest.mark.behaviour("P50", "P51")
@@ -537,14 +537,14 @@ def test_the_wait_for_metadata_leaves_less_time_to_wait_for_memory(broker, monke
 def test_no_more_requests_are_in_flight_than_allowed(broker):
     with make(broker, max_in_flight_requests_per_connection=2, batch_size=0, linger_ms=0) as producer:
         producer.send("t", b"0").result(SECONDS)
-        broker.answers.clear()
+        broker.responding.clear()
         for number in range(10):
             producer.send("t", b"%d" % number)
         with pytest.raises(TimedOutError):
             producer.flush(0.3)
         tags = (("client-id", producer.settings.client_id),)
         assert producer.metrics()[MetricName("requests-in-flight", "producer-metrics", tags)] == 2
-        broker.answers.set()
+        broker.responding.set()
 
 
 @pytest.mark.behaviour("P01")
@@ -607,7 +607,7 @@ def test_a_closed_producer_raises_and_has_no_thread(broker):
 def test_close_without_time_fails_pending_records_at_once(broker):
     producer = make(broker)
     producer.send("t", b"first").result(SECONDS)
-    broker.answers.clear()
+    broker.responding.clear()
     futures = [producer.send("t", b"v" * 1000) for _ in range(100)]
     started = time.monotonic()
     producer.close(timeout=0)
@@ -625,10 +625,10 @@ def test_close_in_a_callback_calls_interceptors_before_closing_them(broker):
     heard = Last()
     producer = make(broker, interceptor_classes=[heard], batch_size=0, max_in_flight_requests_per_connection=1)
     producer.send("t", b"first", on_delivery=lambda *_: producer.close())
-    broker.answers.clear()
+    broker.responding.clear()
     for _ in range(5):
         producer.send("t", b"later")
-    broker.answers.set()
+    broker.responding.set()
     eventually("the end", lambda: heard.closed_after is not None)
     assert heard.closed_after == 6
     assert any(isinstance(error, ClosedError) for *_, error in heard.acknowledged)
@@ -684,7 +684,7 @@ for _ in range(3):
 def test_a_thread_that_waits_for_memory_is_released_by_close(broker):
     producer = make(broker, buffer_memory=40_000, batch_size=10_000)
     producer.send("t", b"first").result(SECONDS)
-    broker.answers.clear()
+    broker.responding.clear()
     errors = []
 
     def fill():

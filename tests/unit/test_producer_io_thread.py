@@ -1,4 +1,4 @@
-"""The I/O thread outlives whatever user code raises; if it dies all the same, nobody waits for it."""
+"""The I/O thread survives exceptions of user code; if it dies, all waiting callers get an error."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def in_the_callback_of_a_failed_record(broker: SmallBroker, fails: Fails) -> Pro
 
 def in_a_future_callback(broker: SmallBroker, fails: Fails) -> Producer:
     producer = make(broker)
-    broker.answers.clear()
+    broker.responding.clear()
     producer.send("t", b"1").add_done_callback(fails)
-    broker.answers.set()
+    broker.responding.set()
     return producer
 
 
@@ -187,7 +187,7 @@ def test_a_dead_io_thread_fails_every_call_and_every_future(
     heard: list[Exception | None] = []
     producer = make(broker)
     producer.send("t", b"1").result(SECONDS)
-    broker.answers.clear()
+    broker.responding.clear()
     queued = producer.send("t", b"2", on_delivery=lambda _, error: heard.append(error))
     delivery = producer.send_arrow("t", _table(b"3"))
     kill_io_thread(producer)
@@ -212,7 +212,7 @@ def test_a_dead_io_thread_fails_every_call_and_every_future(
     producer.close()  # it is closed by now: nothing more to tell
     with pytest.raises(ClosedError):
         producer.send("t", b"5")
-    broker.answers.set()
+    broker.responding.set()
 
 
 @pytest.mark.behaviour("P51")
@@ -221,7 +221,7 @@ def test_a_dying_io_thread_ends_all_waits(
 ) -> None:
     producer = make(broker, **{"buffer.memory": 16384, "max.block.ms": 60_000})
     producer.send("t", b"1").result(SECONDS)
-    broker.answers.clear()
+    broker.responding.clear()
     future = producer.send("t", bytes(16000))
     errors: list[BaseException] = []
 
@@ -250,7 +250,7 @@ def test_a_dying_io_thread_ends_all_waits(
         assert not thread.is_alive()
     assert {type(error) for error in errors} == {IoThreadError}
     assert len(errors) == 3  # flush() is over once the records have failed
-    broker.answers.set()
+    broker.responding.set()
     with pytest.raises(IoThreadError):
         producer.close()
 
@@ -291,7 +291,7 @@ def test_a_dead_io_thread_fails_what_is_awaited(
         short = {"request.timeout.ms": 3000, "delivery.timeout.ms": 4000, "linger.ms": 0}
         producer = AsyncProducer(short, bootstrap_servers=broker.address, enable_idempotence=False)
         await producer.send_and_wait("t", b"1")
-        broker.answers.clear()
+        broker.responding.clear()
         future = await producer.send("t", b"2")
         kill_io_thread(producer)
         with pytest.raises(IoThreadError):
@@ -301,7 +301,7 @@ def test_a_dead_io_thread_fails_what_is_awaited(
                 await asyncio.wait_for(call(), SECONDS)
         with pytest.raises(IoThreadError):
             await asyncio.wait_for(producer.close(), SECONDS)
-        broker.answers.set()
+        broker.responding.set()
 
     asyncio.run(main())
 
@@ -313,7 +313,7 @@ def test_a_dead_io_thread_fails_what_is_awaited(
 def test_a_record_sent_while_the_producer_closes_is_sent_or_refused(
     broker: SmallBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The moment in question, held still: close() has begun, and the accumulator does not know of it yet."""
+    """A send between the begin of close() and the close of the accumulator."""
     producer = make(broker)
     producer.send("t", b"1").result(SECONDS)
     is_closing, may_go_on = threading.Event(), threading.Event()

@@ -102,10 +102,10 @@ def build(config: Config) -> ProducerSettings:
 
 @pytest.mark.behaviour("P02")
 def test_every_producer_option_of_kafka_2_4_and_4_3_is_declared():
-    wanted = set(KAFKA_OPTIONS.split()) - {"+"}
-    assert len(wanted) == 113
+    expected = set(KAFKA_OPTIONS.split()) - {"+"}
+    assert len(expected) == 113
     own = {"sasl.username", "sasl.password", "ssl.key.location", "view.url", "view.token"}
-    assert set(PRODUCER_OPTIONS) == wanted | own | {"auto.include.jmx.reporter"}  # the last is Kafka 3's
+    assert set(PRODUCER_OPTIONS) == expected | own | {"auto.include.jmx.reporter"}  # the last is Kafka 3's
 
 
 def test_every_option_has_a_doc_and_a_default_that_passes_its_own_check():
@@ -185,11 +185,13 @@ def test_idempotence_and_its_needs_are_settled_as_in_kafka(profile):
     for combination in itertools.product(*choices.values()):
         given = dict(zip(choices, combination, strict=True))
         acks, retries, in_flight, idempotence, transactional_id = combination
-        wanted = idempotence or transactional_id is not None
-        on = wanted or (idempotence is None and profile is None)
+        expected = idempotence or transactional_id is not None
+        on = expected or (idempotence is None and profile is None)
         fits = acks in (None, "all", -1) and retries != 0
         refused = (
-            (transactional_id is not None and idempotence is False) or (wanted and not fits) or (on and in_flight == 6)
+            (transactional_id is not None and idempotence is False)
+            or (expected and not fits)
+            or (on and in_flight == 6)
         )
         if refused:
             with pytest.raises(ConfigError):

@@ -36,7 +36,7 @@ def make(broker: SmallBroker, **options: Any) -> Producer:
 
 
 class Checks:
-    """That the producer works, for this thread and for others, and has all of its memory."""
+    """Check that the producer works on this and other threads, and has released its memory."""
 
     def __init__(
         self, broker: SmallBroker, producer: Producer, encode: Callable[[bytes], object] = lambda value: value
@@ -53,7 +53,7 @@ class Checks:
         assert not other.is_alive(), f"a lock is held after point {number}"
         assert not self.errors, f"after point {number}"
         producer.flush(SECONDS)
-        pool = producer._engine.pool  # the I/O thread gives memory back just after the flush is told
+        pool = producer._engine.pool  # the I/O thread releases memory just after the flush is done
         eventually(f"all memory is back at point {number}", lambda: pool.available_bytes == pool.total_bytes)
         assert self.broker.values("check")[-2:] in (
             [b"here %d" % number, b"there %d" % number],
@@ -120,15 +120,15 @@ def test_ctrl_c_while_memory_is_waited_for_leaves_no_lock_held(broker: SmallBrok
         producer.send("t", b"0").result(SECONDS)
 
         def prepare(number: int) -> Callable[[], object]:
-            broker.answers.clear()
+            broker.responding.clear()
             producer.send("t", bytes(BATCH_BYTES - 500))
-            timer = threading.Timer(0.005, broker.answers.set)
+            timer = threading.Timer(0.005, broker.responding.set)
             timer.daemon = True
             timer.start()
             return lambda: producer.send("t", b"%1000d" % number)
 
         def check(number: int) -> None:
-            broker.answers.set()
+            broker.responding.set()
             checks(number)
 
         checks = Checks(broker, producer)
@@ -187,15 +187,15 @@ def test_ctrl_c_while_a_record_is_waited_for_leaves_the_io_thread_alive(broker: 
         producer.send("t", b"0").result(SECONDS)
 
         def prepare(number: int) -> Callable[[], object]:
-            broker.answers.clear()
+            broker.responding.clear()
             future = producer.send("t", b"%d" % number)
-            timer = threading.Timer(0.005, broker.answers.set)
+            timer = threading.Timer(0.005, broker.responding.set)
             timer.daemon = True
             timer.start()
             return (lambda: future.result(SECONDS)) if wait == "result" else (lambda: producer.flush(SECONDS))
 
         def check(number: int) -> None:
-            broker.answers.set()
+            broker.responding.set()
             checks(number)
 
         checks = Checks(broker, producer)
@@ -227,7 +227,7 @@ def test_a_signal_handler_may_send_or_is_refused_at_once(broker: SmallBroker, to
         sweep(prepare, handler, Checks(broker, producer), step=1 if topics == "known" else 7)
         refused = [outcome for outcome in outcomes if isinstance(outcome, IllegalStateError)]
         sent: list[Any] = [outcome for outcome in outcomes if not isinstance(outcome, IllegalStateError)]
-        assert len(futures) == len(outcomes) + 1  # it goes on where it was interrupted
+        assert len(futures) == len(outcomes) + 1  # it continues where it was interrupted
         assert all(future.exception(SECONDS) is None for future in [*futures, *sent])
     assert refused or topics == "new"  # there it is sampled only
     assert sent

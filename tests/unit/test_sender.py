@@ -1,4 +1,4 @@
-"""The I/O thread: requests and answers, retries, expiry, order, closing."""
+"""The I/O thread: requests and responses, retries, expiry, order, closing."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_a_recreated_topic_is_followed_by_its_new_id():
     rig.topic_id = new
     rig.log.topic_names[new] = "t"
 
-    def answer(sent: Any) -> Any:
+    def respond(sent: Any) -> Any:
         is_old = sent.message.topic_data[0].topic_id == old
         return (rig.log.refuse(100) if is_old else rig.log.produce)(sent)
 
-    rig.cluster.always(PRODUCE, answer)
+    rig.cluster.always(PRODUCE, respond)
     rig.run_until(rig.send().done)
     ids = [s.message.topic_data[0].topic_id for s in rig.cluster.of(PRODUCE)]
     assert (ids[0], ids[-1]) == (old, new)
@@ -134,7 +134,7 @@ def test_a_node_that_is_away_makes_no_busy_loop():
     assert len(rig.selector.polls) - before < 2_000
 
 
-# -- answers -------------------------------------------------------------------------------------
+# -- responses -----------------------------------------------------------------------------------
 
 
 def test_a_lost_connection_is_tried_again_and_metadata_refreshed():
@@ -314,7 +314,7 @@ def test_memory_of_a_batch_that_expires_in_flight_is_freed_with_its_request():
     assert rig.pool.available_bytes == rig.pool.total_bytes - 1024  # a socket may still read it (KAFKA-19012)
     rig.run_for(4000)
     assert rig.pool.available_bytes == rig.pool.total_bytes
-    assert future.exception(0) is error  # a late answer changes nothing
+    assert future.exception(0) is error  # a late response changes nothing
     assert not rig.accumulator.has_incomplete()
 
 

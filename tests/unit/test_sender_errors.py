@@ -1,4 +1,4 @@
-"""Every error code a broker can answer a Produce request with, for each kind of producer: what Kafka's own does."""
+"""Every error code of a Produce response, for each kind of producer: what Kafka's own does."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def header_of(sent: Any) -> Any:
 
 
 def refreshes(rig: Rig) -> bool:
-    """Has metadata been asked for, or will it be as soon as it may?"""
+    """Return whether metadata was requested, or will be after the back-off."""
     return bool(rig.cluster.of(METADATA)) or rig.metadata.time_to_update_ms(rig.clock.now_ms) < 10_000
 
 
 def outcome(rig: Rig, code: int) -> str:
-    """What becomes of a record whose first attempt is answered with the code."""
+    """The result of a record whose first attempt fails with the code."""
     rig.cluster.script(PRODUCE, rig.log.refuse(code, log_start_offset=0))
     future = rig.send(b"record")
     attempts_before = len(rig.cluster.of(PRODUCE))

@@ -71,7 +71,7 @@ def test_reenqueued_batches_are_in_order_across_the_wrap():
 
 
 def test_a_batch_whose_successor_was_acknowledged_before_it_stays_first():
-    """It was stored and its answer lost; the next one was stored and acknowledged before it could be sent again."""
+    """It was stored and its response lost; the next one was stored and acknowledged before it could be sent again."""
     sequences = PartitionSequences(PRODUCER)
     first, second, third = (batch_of() for _ in range(3))
     sequences.assign(first, False)
@@ -137,7 +137,7 @@ def test_an_idempotent_producer_wants_a_new_epoch_for_a_gap():
     assert table.start_over(BUMPED) == 1
     assert table.start_over(BUMPED) == 0  # once is enough
     assert (second.base_sequence, second.producer_epoch, second.sequence_was_reset) == (0, 1, True)
-    # The other partition goes on with its epoch until nothing is in flight there.
+    # The other partition continues with its epoch until nothing is in flight there.
     assert (other.base_sequence, other.producer_epoch) == (0, 0)
     fresh = batch_of(partition=1)
     assert not table.may_drain(fresh, BUMPED)

@@ -58,9 +58,9 @@ def load(value: object, *, is_key: bool = False, config: Config | None = None) -
 )
 @pytest.mark.behaviour("P14")
 def test_each_serializer_writes_what_java_would(name, value, data):
-    found = load(name).serialize("t", value, [])
-    assert found == data
-    assert type(found) is bytes
+    result = load(name).serialize("t", value, [])
+    assert result == data
+    assert type(result) is bytes
 
 
 @pytest.mark.parametrize("name", SHORT_NAMES)
@@ -146,9 +146,9 @@ def test_every_int_has_four_bytes_of_its_own(value):
 
 def test_bytes_that_can_change_are_copied():
     data = bytearray(b"abc")
-    found = BytesSerializer().serialize("t", data, [])
+    result = BytesSerializer().serialize("t", data, [])
     data[0] = 0
-    assert found == b"abc"
+    assert result == b"abc"
 
 
 def test_the_encoding_of_text_can_be_set_for_keys_values_or_both():
@@ -215,8 +215,8 @@ def test_a_serializer_may_be_given_as_object_class_path_java_name_or_function(va
 
 def test_java_names_stand_for_ours():
     java = "org.apache.kafka.common.serialization."
-    found = {name: type(load(java + name)) for name in ("ByteArraySerializer", "UUIDSerializer", "VoidSerializer")}
-    assert list(found.values()) == [BytesSerializer, UuidSerializer, NoneSerializer]
+    result = {name: type(load(java + name)) for name in ("ByteArraySerializer", "UUIDSerializer", "VoidSerializer")}
+    assert list(result.values()) == [BytesSerializer, UuidSerializer, NoneSerializer]
 
 
 def test_an_object_needs_the_method_only():

@@ -10,7 +10,8 @@ import pytest
 from headrace.cli import audit as audit_command
 from headrace.errors import ConfigError
 from headrace.spark import audit
-from headrace.spark.auditing import PREFIX_BYTES_MAX, AuditReport, Example, Record, _text, reading_options
+from headrace.spark.auditing import PREFIX_BYTES_MAX, AuditReport, Example, Record, _text
+from headrace.spark.consumer_options import reading_options
 from headrace.spark.errors import SparkError
 from tests.support.cli_runner import run_cli
 

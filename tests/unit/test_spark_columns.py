@@ -49,7 +49,7 @@ def schema(**columns: object) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])  # type: ignore[arg-type]
 
 
-def unasked(topic: str, highest: int | None) -> int:
+def unexpected(topic: str, highest: int | None) -> int:
     raise AssertionError(f"the partitions of {topic} are of no interest")
 
 
@@ -58,7 +58,7 @@ def prepare(
     *,
     limit: int = 1_048_576,
     counts: dict[str, int] | None = None,
-    count_partitions: Callable[[str, int | None], int] = unasked,
+    count_partitions: Callable[[str, int | None], int] = unexpected,
     **columns: object,
 ):
     plan = ColumnPlan(given, Limits(limit, counts or {}), "batch 3, task 1", count_partitions)
@@ -185,7 +185,7 @@ def test_bad_rows_become_dead_letters():
 
 def fingerprint(batches: list[dict[str, list[object]]], attempt: int) -> Fingerprint:
     given = options(on__bad__row="dead-letter", dead__letter__topic="dead")
-    plan = ColumnPlan(given, Limits(2000, {"x": 3, "y": 3}), f"batch 3, task 1 (attempt {attempt})", unasked)
+    plan = ColumnPlan(given, Limits(2000, {"x": 3, "y": 3}), f"batch 3, task 1 (attempt {attempt})", unexpected)
     for columns in batches:
         for _ in plan.prepare(pa.RecordBatch.from_pydict(columns)):
             pass
@@ -227,7 +227,7 @@ def test_a_fingerprint_does_not_depend_on_attempt_and_row_order():
 def test_a_fingerprint_knows_rows_of_any_type_that_a_serializer_takes(values, other):
     def of(values: pa.Array) -> Fingerprint:
         given = with_plugin("value.serializer", Silent())
-        plan = ColumnPlan(given, Limits(2000, {"t": 3}), "batch 3, task 1", unasked)
+        plan = ColumnPlan(given, Limits(2000, {"t": 3}), "batch 3, task 1", unexpected)
         assert [*plan.prepare(pa.RecordBatch.from_pydict({"value": values}))]
         return plan.fingerprint
 
@@ -377,7 +377,7 @@ def python_calls(rows: int, given: SinkOptions, topics: int) -> int:
         "topic": [f"t{number % topics}" for number in range(rows)],
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    plan = ColumnPlan(given, Limits(1_048_576, {f"t{number}": 3 for number in range(topics)}), "batch 3", unasked)
+    plan = ColumnPlan(given, Limits(1_048_576, {f"t{number}": 3 for number in range(topics)}), "batch 3", unexpected)
     count = 0
 
     def note(frame, event, argument):

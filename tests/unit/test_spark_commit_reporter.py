@@ -195,7 +195,7 @@ def test_batches_are_kept_while_the_view_is_unreachable_up_to_a_bound():
 def test_batch_is_reported_once(reporter, view):
     for number in range(3):
         commit(reporter, number, INLINE)
-        eventually("all batches so far", lambda: len(batches(view)) > number)  # noqa: B023 - asked at once
+        eventually("all batches so far", lambda: len(batches(view)) > number)  # noqa: B023 - called at once
     assert [batch["sequence"] for batch in batches(view)] == [1, 2, 3]
 
 

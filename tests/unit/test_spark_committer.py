@@ -79,7 +79,7 @@ class World:
     age_ms: int = 0
     is_old_broker: bool = False
     are_gone: bool = False
-    lose_answer: bool = False
+    lose_response: bool = False
     unreachable: bool = False
 
     def write_in_transaction(self, run: str, number: int, rows: list[str]) -> TaskTransaction:
@@ -155,9 +155,9 @@ class FakeLedger:
         self.world.decisions[decision.query] = decision
         if as_tombstone:
             del self.world.decisions[decision.query]
-        if self.world.lose_answer:
-            self.world.lose_answer = False
-            raise InDoubtError("no answer")
+        if self.world.lose_response:
+            self.world.lose_response = False
+            raise InDoubtError("no response")
 
     def close(self) -> None:
         self.token = None
@@ -341,7 +341,7 @@ def test_a_driver_may_die_while_it_mends_what_another_left(first, second, expire
 
 @pytest.mark.parametrize("decides", [False, True])
 def test_a_driver_may_die_when_it_begins_to_abort(decides):
-    world = World(lose_answer=decides)
+    world = World(lose_response=decides)
     dying = Driver(world, "run-1", "abort.begin")
     batch = dying.tasks(0, "parallel")
     if decides:
@@ -446,7 +446,7 @@ def test_a_zombie_with_inline_rows_only_is_fenced():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_abort_after_a_commit_with_a_lost_response_undoes_nothing(mode):
-    world = World(lose_answer=True)
+    world = World(lose_response=True)
     driver = Driver(world, "run-1")
     batch = driver.tasks(0, mode)
     with pytest.raises(InDoubtError):
@@ -821,7 +821,7 @@ REPEATABLE = "Run the write again with the same rows and write.id: it reads the 
 SHARED_SINK = (
     "The next write to sink.id 'sink' finishes a decided batch. Compare the topic with the rows before you run"
 )
-OWN_SINK = "no answer. Compare the topic with the rows before you run this write again: it has no write.id"
+OWN_SINK = "no response. Compare the topic with the rows before you run this write again: it has no write.id"
 
 
 @pytest.mark.parametrize(
@@ -835,7 +835,7 @@ OWN_SINK = "no answer. Compare the topic with the rows before you run this write
     ids=["stream", "write.id", "sink.id alone", "neither"],
 )
 def test_the_remedy_for_a_batch_in_doubt_does_not_deliver_it_twice(query, erase_decision, is_single_use, remedy):
-    world = World(lose_answer=True)
+    world = World(lose_response=True)
     driver = Driver(world, "run", is_single_use=is_single_use)
     batch = replace(driver.tasks(0, "inline"), query=query, erase_decision=erase_decision)
     with pytest.raises(InDoubtError) as caught:
@@ -850,8 +850,8 @@ def test_a_close_that_fails_hides_no_error_and_leaves_nothing_open(monkeypatch, 
 
     monkeypatch.setattr(FakeLedger, "close", fail)
     closed: list[str] = []
-    driver = Driver(World(lose_answer=True), "run", on_close=lambda: closed.append("client"))
-    with pytest.raises(InDoubtError, match="no answer"):
+    driver = Driver(World(lose_response=True), "run", on_close=lambda: closed.append("client"))
+    with pytest.raises(InDoubtError, match="no response"):
         driver.process(0, "inline")
     driver.committer.close()
     assert closed == ["client"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -136,17 +137,20 @@ class RecordingBuilder:
 def test_configure_adds_the_recommended_settings_and_the_interpreter_and_nothing_else(monkeypatch):
     environment = {"PATH": "/bin"}
     monkeypatch.setattr(os, "environ", environment)
-    builder = RecordingBuilder()
+    recorder = RecordingBuilder()
+    builder: Any = recorder
     assert headrace.spark.configure(builder) is builder
     interpreter = {"spark.sql.execution.pyspark.python": sys.executable}
-    assert builder.options == recommended_settings(pyspark.__version__) | interpreter
+    assert recorder.options == recommended_settings(pyspark.__version__) | interpreter
     assert environment == {"PATH": "/bin", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
 
 def test_configure_keeps_the_interpreter_of_executors_and_plans_with_this_one(monkeypatch):
     environment = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": "jupyter"}
     monkeypatch.setattr(os, "environ", environment)
-    options = headrace.spark.configure(RecordingBuilder()).options
+    builder: Any = RecordingBuilder()
+    headrace.spark.configure(builder)
+    options = builder.options
     assert options["spark.sql.execution.pyspark.python"] == "./environment/bin/python"
     assert environment == {
         "PYSPARK_PYTHON": "./environment/bin/python",

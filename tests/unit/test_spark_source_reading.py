@@ -129,59 +129,59 @@ def test_no_more_than_a_few_fetchers_are_kept(kept, monkeypatch):
     assert (second.closed, first.closed) == (False, True)
 
 
-# -- asking ------------------------------------------------------------------------------------
+# -- looking up offsets ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def answers(monkeypatch):
+def responses(monkeypatch):
     """Return the results of offset lookups in turn; raise those that are errors."""
     given: list[int | BrokerError] = []
 
     def list_offsets(client, requested, isolation):
-        answer = given.pop(0)
-        if isinstance(answer, BrokerError):
-            raise answer
-        return dict.fromkeys(requested, PartitionOffset(answer, -1, 0))
+        response = given.pop(0)
+        if isinstance(response, BrokerError):
+            raise response
+        return dict.fromkeys(requested, PartitionOffset(response, -1, 0))
 
     monkeypatch.setattr(lookup, "list_offsets", list_offsets)
     return given
 
 
 @pytest.fixture
-def asking():
+def offset_lookup():
     subject = Lookup(parse({**OPTIONS, "fetchOffset.retryIntervalMs": "0"}, Mode.STREAM))
     yield subject
     subject.close()
 
 
-def test_the_end_is_looked_up_again_if_a_new_leader_returns_a_lower_one(asking, answers):
-    answers[:] = [7, 9, 12]
-    assert asking.latest([TP], known={TP: 10}) == {TP: 12}
-    answers[:] = [7, 7, 7, 7]
-    assert asking.latest([TP], known={TP: 10}) == {TP: 7}  # so it is true
-    assert not answers
+def test_the_end_is_looked_up_again_if_a_new_leader_returns_a_lower_one(offset_lookup, responses):
+    responses[:] = [7, 9, 12]
+    assert offset_lookup.latest([TP], known={TP: 10}) == {TP: 12}
+    responses[:] = [7, 7, 7, 7]
+    assert offset_lookup.latest([TP], known={TP: 10}) == {TP: 7}  # so it is true
+    assert not responses
 
 
-def test_retriable_errors_are_retried(asking, answers):
+def test_retriable_errors_are_retried(offset_lookup, responses):
     passing = BrokerError("t-0", code=Code.LEADER_NOT_AVAILABLE)
-    answers[:] = [passing, passing, passing, 5]
-    assert asking.earliest([TP]) == {TP: 5}
-    answers[:] = [passing] * 4
+    responses[:] = [passing, passing, passing, 5]
+    assert offset_lookup.earliest([TP]) == {TP: 5}
+    responses[:] = [passing] * 4
     with pytest.raises(BrokerError, match="LEADER_NOT_AVAILABLE"):
-        asking.earliest([TP])
-    answers[:] = [BrokerError("t-0", code=Code.TOPIC_AUTHORIZATION_FAILED)]
+        offset_lookup.earliest([TP])
+    responses[:] = [BrokerError("t-0", code=Code.TOPIC_AUTHORIZATION_FAILED)]
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
-        asking.earliest([TP])
+        offset_lookup.earliest([TP])
 
 
-def test_edges_are_looked_up_and_numbers_are_not(asking, answers):
+def test_edges_are_looked_up_and_numbers_are_not(offset_lookup, responses):
     spec = parse({**OPTIONS, "startingOffsets": '{"t":{"0":5,"1":-1}}'}, Mode.STREAM).starting
-    answers[:] = [9]
+    responses[:] = [9]
     other = TopicPartition("t", 1)
-    assert asking.resolve(spec, [TP, other]) == {TP: 5, other: 9}
+    assert offset_lookup.resolve(spec, [TP, other]) == {TP: 5, other: 9}
 
 
-# -- asking for enough -------------------------------------------------------------------------
+# -- reading ahead -------------------------------------------------------------------------
 
 
 def test_a_fetch_requests_about_what_is_left():
@@ -222,7 +222,7 @@ def test_invalid_options_of_a_stream_fail_at_its_first_call():
     """Spark would hide an error of the constructor behind its own."""
     for options, message in (({"endingOffsets": "latest"}, "a stream has no end"), ({"minPartitions": "x"}, "minPart")):
         stream = source.StreamReader({**OPTIONS, **options}, schema(["value"]))
-        for ask in (stream.initialOffset, stream.getDefaultReadLimit):
+        for method in (stream.initialOffset, stream.getDefaultReadLimit):
             with pytest.raises(ConfigError, match=message):
-                ask()
+                method()
         stream.stop()

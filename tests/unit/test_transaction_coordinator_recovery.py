@@ -186,7 +186,7 @@ class Writer:
         self._version = version
         self._plan = plan
         self.begun = 0
-        self.told: dict[int, bool] = {}
+        self.acknowledged: dict[int, bool] = {}
         self.producer = ProducerIdAndEpoch(-1, -1)
 
     async def run(self) -> None:
@@ -197,7 +197,7 @@ class Writer:
             for index in range(partitions):
                 await self._add_patiently(10 * n + index)
             self.producer = await self._rig.end(self.producer, committed, self._version)
-            self.told[n] = committed
+            self.acknowledged[n] = committed
 
     async def _add_patiently(self, index: int) -> None:
         while await code_of(self._rig.add(self.producer, index, version=self._version)):
@@ -209,17 +209,19 @@ class Writer:
     version=st.sampled_from([1, 2]),
     plan=st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=3),
     crashes=st.lists(st.integers(1, 8), max_size=2),
-    answers_last=st.booleans(),
+    responds_to_last=st.booleans(),
 )
 def test_a_crash_after_any_write_leaves_one_outcome_per_transaction(
-    version: int, plan: list[tuple[int, bool]], crashes: list[int], answers_last: bool
+    version: int, plan: list[tuple[int, bool]], crashes: list[int], responds_to_last: bool
 ) -> None:
     """A write is a transition in the log or a marker in a partition. The process crashes after the write, with or
     without a response, perhaps crashes again during recovery, and finally a new producer initializes the id."""
 
     async def main() -> None:
         for writes in range(1, WRITES_MAX):
-            if await is_harmless([Fuse(n, answers_last=answers_last) for n in (writes, *crashes)], version, plan):
+            if await is_harmless(
+                [Fuse(n, responds_to_last=responds_to_last) for n in (writes, *crashes)], version, plan
+            ):
                 return
         raise AssertionError("the plan takes more writes than expected")
 
@@ -248,9 +250,9 @@ async def is_harmless(fuses: list[Fuse], version: int, plan: list[tuple[int, boo
         ends = [(m.partition, m.committed) for m in rig.replicas.markers if m.partition // 10 == n]
         outcomes = {committed for _, committed in ends}
         assert len(outcomes) <= 1
-        if n in writer.told:
+        if n in writer.acknowledged:
             assert {index for index, _ in ends} == {10 * n + index for index in range(partitions)}
-            assert outcomes == {writer.told[n]}
+            assert outcomes == {writer.acknowledged[n]}
     old = writer.producer
     if old.producer_id >= 0:
         assert old != successor

@@ -66,7 +66,7 @@ class Desk:
             authorizer=self.guard,
         )
 
-    async def ask(self, message: Message, version: int) -> Any:
+    async def send_request(self, message: Message, version: int) -> Any:
         key = message.api_key
         assert SUPPORTED[key].first <= version <= SUPPORTED[key].last
         context = Context(Session("127.0.0.1", "PLAINTEXT"), key, version, "test", 1)
@@ -79,11 +79,11 @@ class Desk:
 
     async def init(self, name: str | None = ID, version: int = 5, **fields: Any) -> Any:
         message = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=TIMEOUT_MS, **fields)
-        return await self.ask(message, version)
+        return await self.send_request(message, version)
 
     async def add(self, epoch: int, *partitions: tuple[str, int], version: int = 3) -> dict[tuple[str, int], int]:
         topics = [AddPartitionsToTxnTopic(name=topic, partitions=[index]) for topic, index in partitions]
-        response = await self.ask(
+        response = await self.send_request(
             AddPartitionsToTxnRequest(
                 v3_and_below_transactional_id=ID,
                 v3_and_below_producer_id=0,
@@ -96,7 +96,7 @@ class Desk:
 
     async def end(self, epoch: int, version: int = 5, committed: bool = True) -> Any:
         message = EndTxnRequest(transactional_id=ID, producer_id=0, producer_epoch=epoch, committed=committed)
-        return await self.ask(message, version)
+        return await self.send_request(message, version)
 
 
 def _codes(topics: Sequence[Any]) -> dict[tuple[str, int], int]:
@@ -119,7 +119,7 @@ def test_a_fenced_producer_gets_the_code_of_its_version() -> None:
                 assert set((await desk.add(0, ("t", 0), version=version)).values()) == {code}
             if version < 5:
                 offsets = AddOffsetsToTxnRequest(transactional_id=ID, producer_id=0, producer_epoch=0, group_id="g")
-                assert (await desk.ask(offsets, version)).error_code == code
+                assert (await desk.send_request(offsets, version)).error_code == code
             if version >= 3:
                 code = Code.PRODUCER_FENCED if version >= 4 else Code.INVALID_PRODUCER_EPOCH
                 response = await desk.init(version=version, producer_id=0, producer_epoch=0)
@@ -192,7 +192,7 @@ def test_brokers_add_and_verify_many_transactions_at_once() -> None:
                 transaction(ID, 999, True),
             ]
         )
-        response = await desk.ask(message, 5)
+        response = await desk.send_request(message, 5)
         assert [_codes(row.topic_results) for row in response.results_by_transaction] == [
             {("t", 0): 0},
             {("t", 0): 0},
@@ -201,7 +201,7 @@ def test_brokers_add_and_verify_many_transactions_at_once() -> None:
             {("t", 999): Code.UNKNOWN_TOPIC_OR_PARTITION},
         ]
         desk.guard.denied.add((Operation.CLUSTER_ACTION, Resource.CLUSTER, "kafka-cluster"))
-        response = await desk.ask(message, 4)
+        response = await desk.send_request(message, 4)
         assert response.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
         assert response.results_by_transaction == ()
 
@@ -220,8 +220,8 @@ def test_requests_without_permission_for_the_id_are_denied() -> None:
         assert await desk.add(0, ("t", 0)) == {("t", 0): denied}
         assert (await desk.end(0)).error_code == denied
         offsets = AddOffsetsToTxnRequest(transactional_id=ID, producer_id=0, producer_epoch=0, group_id="g")
-        assert (await desk.ask(offsets, 4)).error_code == denied
-        response = await desk.ask(DescribeTransactionsRequest(transactional_ids=[ID]), 0)
+        assert (await desk.send_request(offsets, 4)).error_code == denied
+        response = await desk.send_request(DescribeTransactionsRequest(transactional_ids=[ID]), 0)
         assert [row.error_code for row in response.transaction_states] == [denied]
         assert desk.rig.internal.appends == []
 
@@ -234,9 +234,9 @@ def test_adding_offsets_requires_read_on_the_group() -> None:
         await desk.init()
         offsets = AddOffsetsToTxnRequest(transactional_id=ID, producer_id=0, producer_epoch=0, group_id="g")
         desk.guard.denied.add((Operation.READ, Resource.GROUP, "g"))
-        assert (await desk.ask(offsets, 0)).error_code == Code.GROUP_AUTHORIZATION_FAILED
+        assert (await desk.send_request(offsets, 0)).error_code == Code.GROUP_AUTHORIZATION_FAILED
         desk.guard.denied.clear()
-        assert (await desk.ask(offsets, 0)).error_code == 0
+        assert (await desk.send_request(offsets, 0)).error_code == 0
         assert desk.rig.current.partitions == {(CONSUMER_OFFSETS, 0)}
 
     run(main)
@@ -261,7 +261,7 @@ def test_transactions_are_described() -> None:
         await desk.init()
         await desk.add(0, ("t", 3), ("t", 1), ("u", 2))
         desk.guard.denied.add((Operation.DESCRIBE, Resource.TOPIC, "u"))
-        response = await desk.ask(DescribeTransactionsRequest(transactional_ids=[ID, "who", ""]), 0)
+        response = await desk.send_request(DescribeTransactionsRequest(transactional_ids=[ID, "who", ""]), 0)
         result, unknown, empty = response.transaction_states
         assert (result.transaction_state, result.transaction_timeout_ms) == ("Ongoing", TIMEOUT_MS)
         assert (result.producer_id, result.producer_epoch) == (0, 0)
@@ -283,7 +283,7 @@ def test_transactions_are_listed_by_state_producer_duration_and_pattern() -> Non
         await desk.rig.coordinator.add_partitions("orders", ProducerIdAndEpoch(2, 0), [TopicPartition("t", 0)])
 
         async def listed(**filters: Any) -> list[str]:
-            response = await desk.ask(ListTransactionsRequest(**filters), 2)
+            response = await desk.send_request(ListTransactionsRequest(**filters), 2)
             assert response.error_code == 0
             return sorted(row.transactional_id for row in response.transaction_states)
 
@@ -297,10 +297,10 @@ def test_transactions_are_listed_by_state_producer_duration_and_pattern() -> Non
         assert await listed(transactional_id_pattern="") == ["orders", "payments-1", "payments-2"]
         desk.guard.denied.add((Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, "orders"))
         assert await listed(state_filters=["Ongoing"]) == ["payments-2"]
-        response = await desk.ask(ListTransactionsRequest(state_filters=["Asleep"]), 0)
+        response = await desk.send_request(ListTransactionsRequest(state_filters=["Asleep"]), 0)
         assert (response.unknown_state_filters, response.transaction_states) == (("Asleep",), ())
         for pattern in ("(", "a)(b", "(?=x)"):
-            response = await desk.ask(ListTransactionsRequest(transactional_id_pattern=pattern), 2)
+            response = await desk.send_request(ListTransactionsRequest(transactional_id_pattern=pattern), 2)
             assert response.error_code == Code.INVALID_REGULAR_EXPRESSION
 
     run(main)
@@ -310,7 +310,7 @@ def test_a_malicious_pattern_does_not_block_the_broker() -> None:
     async def main() -> None:
         desk = Desk()
         await desk.init("a" * 60 + "!")
-        response = await desk.ask(ListTransactionsRequest(transactional_id_pattern="(a+)+b"), 2)
+        response = await desk.send_request(ListTransactionsRequest(transactional_id_pattern="(a+)+b"), 2)
         assert response.transaction_states == ()
 
     run(main)
@@ -328,7 +328,7 @@ def test_each_marker_has_its_own_result() -> None:
             topics=[WritableTxnMarkerTopic(name="t", partition_indexes=[0, 1])],
         )
         for version in (0, 1, 2):
-            response = await desk.ask(WriteTxnMarkersRequest(markers=[marker]), version)
+            response = await desk.send_request(WriteTxnMarkersRequest(markers=[marker]), version)
             (row,) = response.markers
             assert row.producer_id == 7
             code = Code.INVALID_PRODUCER_EPOCH if version == 0 else 0
@@ -336,7 +336,7 @@ def test_each_marker_has_its_own_result() -> None:
         assert desk.rig.replicas.markers[0] == ("t", 0, 7, 3, False, 2, 1)
         for operation in (Operation.ALTER, Operation.CLUSTER_ACTION):
             desk.guard.denied.add((operation, Resource.CLUSTER, "kafka-cluster"))
-        response = await desk.ask(WriteTxnMarkersRequest(markers=[marker]), 1)
+        response = await desk.send_request(WriteTxnMarkersRequest(markers=[marker]), 1)
         codes = {row.error_code for row in response.markers[0].topics[0].partitions}
         assert codes == {Code.CLUSTER_AUTHORIZATION_FAILED}
 
@@ -356,7 +356,7 @@ def test_producers_of_a_partition_are_described() -> None:
         desk.guard.denied.add((Operation.READ, Resource.TOPIC, "u"))
         expected = [("t", [0, 1]), ("u", [0]), ("../t", [0])]
         topics = [TopicRequest(name=name, partition_indexes=indexes) for name, indexes in expected]
-        response = await desk.ask(DescribeProducersRequest(topics=topics), 0)
+        response = await desk.send_request(DescribeProducersRequest(topics=topics), 0)
         first, missing = response.topics[0].partitions
         (producer,) = first.active_producers
         assert tuple(producer)[:6] == (7, 3, 11, 1_000, 2, 40)

@@ -73,17 +73,17 @@ def test_commit_waits_for_retries_without_a_busy_loop():
 def test_a_record_sent_and_committed_in_one_iteration_is_included():
     rig = rig_in_transaction()
     rig.run_until(rig.send(b"first", 0).done)
-    asked = []
+    calls = []
 
     def has_incomplete() -> bool:
-        asked.append(1)
+        calls.append(1)
         return rig.accumulator.has_incomplete()
 
     # Both happen after the I/O thread has begun its turn.
     rig.send(b"second", 0)
     rig.manager.begin_commit()
     assert rig.manager.next_request(has_incomplete, rig.clock.now_ms) is None
-    assert asked
+    assert calls
 
 
 def test_an_empty_transaction_is_not_sent_to_the_coordinator():
@@ -353,7 +353,7 @@ def test_closing_aborts_regardless_of_a_pending_operation():
     rig = rig_in_transaction()
     rig.cluster.script(PRODUCE, rig.log.refuse(INVALID_RECORD))
     rig.send()
-    commit = rig.manager.begin_commit()  # it fails, and nobody asks for the outcome
+    commit = rig.manager.begin_commit()  # it fails, and nobody waits for the outcome
     rig.sender.initiate_close()
     rig.start().join(SECONDS_MAX)
     assert commit.is_done

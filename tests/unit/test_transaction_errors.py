@@ -1,4 +1,4 @@
-"""Every error code a coordinator can answer with, for each request: what Kafka's own producer does."""
+"""Every error code that a coordinator can return, for each request: what Kafka's own producer does."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def test_every_code_of_every_request(name, code):
     with pytest.raises(HeadraceError) as caught:
         case.act(rig)
     assert len(rig.cluster.of(case.key)) == 1
-    told = ERROR_CODES[90 if code in FENCED else code].name
-    assert told in str(caught.value)
+    code_name = ERROR_CODES[90 if code in FENCED else code].name
+    assert code_name in str(caught.value)
     if expected == "fatal":
         assert isinstance(caught.value, FatalError)
         assert rig.manager.has_fatal_error
@@ -276,7 +276,7 @@ def test_a_new_epoch_that_cannot_be_had_just_now_needs_another_abort():
     assert rig.manager.producer.epoch == 1
 
 
-# -- several partitions in one answer ------------------------------------------------------------
+# -- several partitions in one response ----------------------------------------------------------
 
 
 def test_one_topic_that_may_not_be_written_fails_the_transaction_and_names_it():

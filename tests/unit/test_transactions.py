@@ -15,6 +15,7 @@ from headrace.producer.transaction_requests import (
     FindCoordinator,
     InitProducerId,
     PendingResult,
+    QueuedRequest,
 )
 from headrace.producer.transaction_state import State
 from headrace.types import ProducerIdAndEpoch
@@ -60,11 +61,11 @@ def test_init_finds_the_coordinator_and_gets_an_id():
 def test_an_old_broker_gets_a_request_for_one_coordinator():
     rig = new_rig(versions={FIND_COORDINATOR: (0, 3)})
 
-    def answer(sent: Any) -> Any:
+    def respond(sent: Any) -> Any:
         assert (sent.message.key, sent.message.key_type) == ("x", 1)
         return coordinator().replace(coordinators=(), node_id=0, host=HOST, port=FIRST_PORT)
 
-    rig.cluster.always(FIND_COORDINATOR, answer)
+    rig.cluster.always(FIND_COORDINATOR, respond)
     rig.init()
 
 
@@ -187,7 +188,7 @@ def test_requests_are_sent_by_priority():
     rig = rig_in_transaction()
     manager, group = rig.manager, GROUP
     fresh, current = NO_PRODUCER_ID_AND_EPOCH, manager.producer
-    queued = [
+    queued: list[QueuedRequest] = [
         InitProducerId(manager, current, None),  # for a new epoch, after the end
         EndTransaction(manager, True, PendingResult("commit_transaction")),
         AddOffsets(manager, {("t", 0): 1}, group, PendingResult("send_offsets_to_transaction")),

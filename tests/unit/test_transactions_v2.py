@@ -62,7 +62,7 @@ def test_every_end_brings_a_new_epoch_and_numbers_start_again():
             rig.manager.begin_transaction()
         rig.send(b"%d" % n)
         (rig.commit if n % 2 else rig.abort)() if n != 2 else rig.commit()
-        assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, n)  # the broker has not heard of the first
+        assert rig.manager.producer == ProducerIdAndEpoch(PRODUCER_ID, n)  # the broker does not know the first
     headers = []
     for sent in rig.cluster.of(PRODUCE):
         (batch,) = read_batches(bytes(sent.message.topic_data[0].partition_data[0].records))
@@ -85,7 +85,7 @@ def test_used_up_epochs_bring_a_new_id_with_the_end():
 
 
 def test_an_empty_transaction_is_not_sent_to_the_coordinator():
-    """The coordinator would refuse it: it has never heard of the transaction (KAFKA-18401)."""
+    """The coordinator would reject it: it does not know the transaction (KAFKA-18401)."""
     rig = rig_in_transaction()
     rig.commit()
     rig.manager.begin_transaction()

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace import ConfigError, Producer, ProducerInterceptor, SerializationError, TimedOutError
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.producer.recent import ERRORS_MAX, Recent
 from headrace.producer.snapshot import percentiles
 from headrace.telemetry.models import Percentiles, PipelineReport
@@ -73,13 +73,13 @@ def test_report_covers_every_stage_of_a_record(broker, view):
 
 
 def test_report_has_queued_batches_by_partition(broker, view):
-    broker.answers.clear()
+    broker.responding.clear()
     with make(broker, view.url, linger_ms=5, batch_size=1000, max_in_flight_requests_per_connection=1) as producer:
         producer.send("orders", bytes(900))
         eventually("a request in flight", lambda: producer._engine.network.total_in_flight())
         producer.send("orders", bytes(400))
         reported = view.until("a queued batch", lambda report: report["batches"]["oldest"])
-        broker.answers.set()
+        broker.responding.set()
     (queue,) = reported["batches"]["oldest"]
     assert (queue["topic"], queue["partition"], queue["batches"]) == ("orders", 0, 1)
     assert 400 < queue["bytes"] < queue["room_bytes"] == 1000

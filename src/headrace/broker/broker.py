@@ -23,7 +23,7 @@ from headrace.broker.catalog.cluster import NO_EPOCH
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.journal import DamagedJournalError
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from headrace.broker.clock import Clock, LoopClock
+from headrace.broker.clock import LoopClock, TimerClock
 from headrace.broker.configs import Configurations
 from headrace.broker.faults import Faults
 from headrace.broker.groups.coordinator import GroupCoordinator
@@ -75,9 +75,9 @@ class Broker:
     quotas: QuotaManager
     server: Server
 
-    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+    def __init__(self, config: Config, clock: TimerClock | None = None) -> None:
         self.config = config
-        self.clock: Clock = clock or LoopClock()
+        self.clock: TimerClock = clock or LoopClock()
         self.node_id = config.of(int, "node.id")
         self.rack = config.optional(str, "broker.rack")
         self.has_partitions = "broker" in config.of(tuple, "process.roles")  # False: a separate controller

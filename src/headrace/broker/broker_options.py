@@ -20,40 +20,45 @@ The declarations are in options/, by subject.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from headrace.broker.options.coordinators import COORDINATORS
 from headrace.broker.options.network import NETWORK
-from headrace.broker.options.no_effect import NO_EFFECT
 from headrace.broker.options.security import SECURITY
 from headrace.broker.options.storage import STORAGE
-from headrace.config import Config, Layer, Options
+from headrace.config import Config, Kind, Layer, Option, Options
 from headrace.errors import ConfigError
 
-BROKER_OPTIONS = Options(*NETWORK, *STORAGE, *COORDINATORS, *SECURITY, *NO_EFFECT)
+_NOT_SET = "-"  # in no_effect.txt
+
+
+def _read_no_effect() -> Iterator[Option]:
+    """Yield the options of options/no_effect.txt, whose section headings are the reasons."""
+    reason = ""
+    for line in Path(__file__).with_name("options").joinpath("no_effect.txt").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            reason = line.strip("[]")
+        elif line and not line.startswith("#"):
+            name, kind, default, doc = line.split(" | ")
+            option = Option(name, cast(Kind, kind), None, doc, None, "low", reason)
+            yield option if default == _NOT_SET else replace(option, default=option.parse(default))
+
+
+BROKER_OPTIONS = Options(*NETWORK, *STORAGE, *COORDINATORS, *SECURITY, *_read_no_effect())
 
 
 def resolve(*layers: Layer) -> Config:
     """Return the configuration of a broker, with deprecated names resolved."""
-    config = BROKER_OPTIONS.resolve(*((origin, _with_users_as_text(layer)) for origin, layer in layers))
+    config = BROKER_OPTIONS.resolve(*layers)
     changes: dict[str, object] = {}
     if config.given("broker.id") and not config.given("node.id"):
         changes["node.id"] = config["broker.id"]
     if config.optional(tuple, "log.dirs") is None:
         changes["log.dirs"] = (config.of(str, "log.dir"),)
     return config.derived(changes) if changes else config
-
-
-def _with_users_as_text(layer: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a layer with users given as a dict (in Python only) converted to JSON."""
-    changes = {
-        name: json.dumps(dict(value))
-        for name, value in layer.items()
-        if name in ("sasl.plain.users", "sasl_plain_users") and isinstance(value, Mapping)
-    }
-    return {**layer, **changes} if changes else layer
 
 
 def data_folder(config: Config) -> Path:

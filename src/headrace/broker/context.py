@@ -18,7 +18,6 @@ class Session:
     host: str  # the client's IP address
     listener: str  # name: PLAINTEXT, SSL, …
     principal: str = ANONYMOUS
-    client_software: str = ""  # name and version, from ApiVersions v3+
 
 
 class Context(NamedTuple):

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,8 +63,6 @@ class ControlServer:
 
     async def start(self) -> None:
         if len(os.fsencode(self.path.absolute())) > PATH_BYTES_MAX:
-            import tempfile  # rarely needed, and slow to import
-
             self._private_dir = tempfile.mkdtemp(prefix="headrace-")  # accessible to this user only
             self.path = Path(self._private_dir) / SOCKET_NAME
         self.path.unlink(missing_ok=True)  # left by a killed broker: the folder lock proves that it is gone

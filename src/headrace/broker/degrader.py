@@ -93,7 +93,7 @@ class Degrader:
 
     def cut(self) -> None:
         """Reset all connections and reject new ones, until `heal`."""
-        self._call(self._cut)
+        self._call(self.cut_off)
 
     def half_open(self) -> None:
         """Stop all traffic without closing connections; what is sent arrives after `heal`."""
@@ -170,7 +170,8 @@ class Degrader:
         if reset_count:
             self._bytes_left = conditions.cut_after_bytes
 
-    def _cut(self) -> None:
+    def cut_off(self) -> None:
+        """Cut all connections. Event loop only."""
         self._is_cut = True
         for link in [*self._links]:
             link.break_off()
@@ -184,7 +185,7 @@ class Degrader:
     async def _close(self) -> None:
         self._accepting.cancel()
         tasks = [task for link in self._links for task in link.tasks]
-        self._cut()
+        self.cut_off()
         await asyncio.gather(self._accepting, *tasks, return_exceptions=True)
 
     def forget(self, link: _Link) -> None:
@@ -208,10 +209,6 @@ class Degrader:
 
     async def flowing(self) -> None:
         await self._flowing.wait()
-
-    def cut_off(self) -> None:
-        """Cut all connections, because `cut_after_bytes` bytes have passed."""
-        self._cut()
 
 
 class _Link:

@@ -45,20 +45,24 @@ async def error_response(
     if context.api_key == ApiKey.METADATA:
         response = cast("MetadataResponse", await handle())
         return response.replace(topics=[topic.replace(error_code=code, partitions=()) for topic in response.topics])
+    return mirrored_error(context, message, code, f"injected: {error_name(code)}" if text is None else text)
+
+
+def mirrored_error(context: Context, message: Message, code: int, text: str | None) -> Message:
+    """Return the response to `message` in which every item failed with `code`."""
     cls = response_class(context.api_key)
-    error_message = f"injected: {error_name(code)}" if text is None else text
     if context.api_key == ApiKey.FETCH and code not in _SESSION_ERRORS:
         # The top-level code is for session errors: clients would ignore the partitions.
-        return _mirrored(cls, message, context.api_version, code, error_message, top=False)
+        return _mirrored(cls, message, context.api_version, code, text, top=False)
     if context.api_key == ApiKey.DESCRIBE_LOG_DIRS:
         message = message.replace(topics=(Struct(),))  # one row per data folder, not per topic
     elif context.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
         request = cast("AlterUserScramCredentialsRequest", message)
         message = request.replace(deletions=(*request.deletions, *request.upsertions))
-    return _mirrored(cls, message, context.api_version, code, error_message)
+    return _mirrored(cls, message, context.api_version, code, text)
 
 
-def _mirrored(cls: type[T], request: object, version: int, code: int, text: str, *, top: bool = True) -> T:
+def _mirrored(cls: type[T], request: object, version: int, code: int, text: str | None, *, top: bool = True) -> T:
     """Return the struct of the response for a struct, or a bare value, of the request."""
     values: dict[str, Any] = {}
     for name, field in cls.fields.items():

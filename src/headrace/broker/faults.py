@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
+from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headrace.broker.context import Context, HandlerResult
@@ -168,8 +169,6 @@ class Faults:
             raise IllegalStateError("crash is not possible for a broker in a thread: start it in a separate process")
         if len(self._rules) >= RULES_MAX:
             raise IllegalStateError(f"the maximum of {RULES_MAX} faults is reached: remove some first")
-        from random import Random  # not at start-up: slow to import
-
         rule = Rule(
             id=next(self._ids),
             spec=spec,

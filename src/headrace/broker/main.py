@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -101,8 +102,6 @@ def main() -> int:
     finally:
         # The parent removes the data if it still exists, because it may restart the broker.
         if folder is not None and _has_ended(guard_fd):
-            import shutil  # not at start-up: slow to import
-
             shutil.rmtree(folder, ignore_errors=True)
     return EXIT_STOPPED
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.catalog.topics import NO_LEADER, PartitionRegistration
-from headrace.broker.clock import Clock
+from headrace.config.clock import Clock
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 

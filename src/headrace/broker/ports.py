@@ -12,16 +12,17 @@ from headrace.errors import IllegalStateError
 # Below the range for outgoing connections: a client that reconnects to a dead broker on a port in that range could get
 # the same port as its source port and connect to itself.
 _FREE_PORTS = range(20_000, 32_000)
+_LOOPBACK = "127.0.0.1"
 _LISTENING = "0A"
 _COMMAND_CHARACTERS_MAX = 80
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is not in use."""
+def free_port() -> int:
+    """Return a port of the loopback interface that is not in use."""
     for port in random.SystemRandom().sample(_FREE_PORTS, len(_FREE_PORTS)):
-        if not is_taken(host, port):
+        if not is_taken(_LOOPBACK, port):
             return port
-    raise IllegalStateError(f"no free port on {host} in {_FREE_PORTS.start} to {_FREE_PORTS.stop}")
+    raise IllegalStateError(f"no free port on {_LOOPBACK} in {_FREE_PORTS.start} to {_FREE_PORTS.stop}")
 
 
 def is_taken(host: str, port: int) -> bool:

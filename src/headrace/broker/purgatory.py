@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Collection, Hashable
 from typing import Generic, Protocol, TypeVar
 
-from headrace.broker.clock import Clock, Timer
+from headrace.broker.clock import Timer, TimerClock
 from headrace.broker.partition import Partition
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
@@ -39,7 +39,7 @@ class DelayedOperation(Protocol[K_contra]):
 class Purgatory(Generic[K]):
     """Delayed operations by the keys they watch. Event loop only."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: TimerClock) -> None:
         self._clock = clock
         self._watchers: dict[K, dict[int, DelayedOperation[K]]] = {}
         self._waiting: dict[int, tuple[DelayedOperation[K], Collection[K], Timer]] = {}  # by identity

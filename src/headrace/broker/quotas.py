@@ -21,9 +21,9 @@ from headrace.broker.catalog.configs import (
     Entity,
     Quotas,
 )
-from headrace.broker.clock import Clock
 from headrace.broker.context import Context
 from headrace.config import Config
+from headrace.config.clock import Clock
 from headrace.config.sampling import Samples
 from headrace.wire.api import ApiKey
 

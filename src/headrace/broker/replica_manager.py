@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, Topic
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.log import Origin
 from headrace.broker.log.files import METADATA
 from headrace.broker.partition import UNKNOWN_OFFSET, Partition, PartitionEnv
@@ -48,7 +48,7 @@ class ReplicaManager:
         node_id: int,
         logs: LogManager,
         catalog: Catalog,
-        clock: Clock,
+        clock: TimerClock,
         config_of: Callable[[str], LogConfig],
         *,
         lag_ms_max: int = 30_000,

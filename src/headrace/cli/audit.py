@@ -16,10 +16,11 @@ from headrace.spark.pipeline import Pipeline
 from headrace.spark.pipeline_spec import MaskedOptions, PipelineSpec, Sink, Source, SparkSettings, Step, Trigger
 
 if TYPE_CHECKING:
-    from headrace.spark import auditing
+    from headrace.spark import auditing, consumer_options
     from headrace.spark.auditing import AuditReport, Example
 else:
     auditing = LazyModule("headrace.spark.auditing")
+    consumer_options = LazyModule("headrace.spark.consumer_options")
 
 EXIT_DIFFERENT = 1
 EXIT_COULD_NOT_RUN = 2
@@ -135,7 +136,7 @@ def _topic(given: dict[str, Any], pipeline: Pipeline) -> tuple[str, dict[str, st
     topic = given["topic"] or sink.get("topic")
     if topic is None:
         raise click.UsageError("no topic: pass --topic NAME (the rows of this source do not name one)")
-    options = auditing.reading_options(sink) | _pairs(given["topic_options"], "--topic-option")
+    options = consumer_options.reading_options(sink) | _pairs(given["topic_options"], "--topic-option")
     if given["bootstrap"]:
         options["kafka.bootstrap.servers"] = given["bootstrap"]
     if "kafka.bootstrap.servers" not in options:

@@ -14,14 +14,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import headrace
 from headrace.cli.doctor_machine import Finding, fail, ok, warn
 from headrace.errors import HeadraceError
-from headrace.spark.local_session import find_java
+from headrace.spark.local_session import WHEEL_ORIGIN, find_java
 from headrace.spark.session_probe import NOT_FOUND
 from headrace.spark.session_settings import STREAMS_MIN, version_of
+from headrace.spark.worker_check import WorkerPython
 
 SECONDS_MAX = 120.0
 LOG_CHARS_MAX = 2000
@@ -60,27 +62,31 @@ def _check_format(facts: Mapping[str, Any], seconds_max: float) -> Finding:
 
 
 def _check_workers(facts: Mapping[str, Any], seconds_max: float) -> Iterator[Finding]:
-    workers = [dict(worker) for worker in facts.get("workers", ())]
+    workers = [WorkerPython(*worker) for worker in facts.get("workers", ())]
     if not workers:
         problem = facts.get("workers problem", f"no result after {seconds_max:g} s")
         yield fail("spark workers", f"a task in Python fails: {problem}", USE_THIS)
     for worker in workers:
-        check = f"spark worker {worker['host']}"
-        fact = f"{worker['interpreter']}, Python {worker['python']}"
-        if worker["problem"]:
-            yield fail(check, f"{fact}: {worker['problem']}", USE_THIS)
-        elif worker["headrace"] != headrace.__version__:
-            fact = f"{fact}, headrace {worker['headrace']}, but the driver has headrace {headrace.__version__}"
+        check = f"spark worker {worker.host}"
+        fact = f"{worker.interpreter}, Python {worker.python}"
+        if worker.problem:
+            yield fail(check, f"{fact}: {worker.problem}", USE_THIS)
+        elif worker.headrace != headrace.__version__:
+            fact = f"{fact}, headrace {worker.headrace}, but the driver has headrace {headrace.__version__}"
             yield fail(check, fact, f"install headrace=={headrace.__version__} there; or {USE_THIS}")
         else:
-            yield ok(check, f"{fact}, headrace {worker['headrace']}")
+            yield ok(check, f"{fact}, headrace {worker.headrace}")
 
 
 def _start_remedy(log: str) -> str:
+    if find_spec("pyspark") is None:
+        return "pip install 'headrace[spark]'"
     try:
-        find_java()
+        java = find_java()
     except HeadraceError as error:
         return str(error)
+    if java.origin == WHEEL_ORIGIN:
+        return f"Spark looks for Java in JAVA_HOME and on the PATH, not in {java.home}: use headrace.spark.session()"
     last = log.strip().splitlines()[-1:] or ["it printed nothing"]
     return f"see the java and spark checks; the last line of its log: {last[0]}"
 

@@ -16,16 +16,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TypeVar
 
 from headrace.client import tls
 from headrace.client.addresses import Address
 from headrace.errors import Code, HeadraceError, WireError
 from headrace.wire import frames
 from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
-from headrace.wire.api.sasl import SaslHandshakeRequest, SaslHandshakeResponse
+from headrace.wire.api.sasl import SaslHandshakeRequest
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 CONNECT_SECONDS_MAX = 5.0
 RESPONSE_SECONDS_MAX = 3.0
@@ -33,6 +34,8 @@ RESPONSE_BYTES_MAX = 1024 * 1024
 SHOWN_BYTES_MAX = 40
 CLIENT_ID = "headrace-doctor"
 UNKNOWN_MECHANISM = "NONE"
+R = TypeVar("R", bound=Message)
+
 _TLS_ALERT, _TLS_MAJOR = 0x15, 0x03
 _HTTP_REQUEST = b"GET / HTTP/1.0\r\n\r\n"
 
@@ -95,7 +98,7 @@ def _probe_kafka(address: Address) -> tuple[bytes, bool]:
     return bytes(received), False
 
 
-def _request(sock: socket.socket, message: Message, version: int, received: bytearray | None = None) -> Message:
+def _request(sock: socket.socket, message: RequestMessage[R], version: int, received: bytearray | None = None) -> R:
     """Send a request and read its response; `received` gets all bytes, including invalid ones."""
     for part in frames.encode_request(message, version, 1, CLIENT_ID):
         sock.sendall(part)
@@ -110,7 +113,7 @@ def _request(sock: socket.socket, message: Message, version: int, received: byte
         if received is not None:
             received += data
         reader.feed(data, responses)
-    _, response = frames.decode_response(message.api_key, version, responses[0])
+    _, response = frames.decode_response_to(message, version, responses[0])
     return response
 
 
@@ -163,9 +166,7 @@ def query_listener(
     with secured(address, host, context) as sock:
         # In this order, like every client: some listeners close the connection otherwise.
         versions = _request(sock, ApiVersionsRequest(), 0)
-        assert isinstance(versions, ApiVersionsResponse)
         response = _request(sock, SaslHandshakeRequest(mechanism=UNKNOWN_MECHANISM), 1)
-        assert isinstance(response, SaslHandshakeResponse)
         if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
             return tuple(response.mechanisms), versions
         if response.error_code == Code.ILLEGAL_SASL_STATE:

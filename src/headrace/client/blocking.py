@@ -21,13 +21,13 @@ from typing import Generic, NamedTuple, Self, TypedDict, TypeVar
 
 from headrace.client import tls
 from headrace.client.addresses import USE_ALL_DNS_IPS, bootstrap_endpoints, parse
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings, Request, Response
 from headrace.client.credentials import SaslSettings
 from headrace.client.metadata import NO_LEADER, Cluster, Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.client.tls import TlsSettings
 from headrace.config.backoff import exponential_backoff
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import (
     AuthenticationError,
     BrokerError,

@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple, Self, Unpack
 import pyarrow as pa
 
 from headrace.client.blocking import TRY_AGAIN, BlockingClient, ClientOptions, ClientSettings, Pending
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import Request
 from headrace.client.fetch_data import FetchedRecord, PartitionReader, VisibleBatches, Watermarks, located
 from headrace.client.metadata import NO_LEADER
 from headrace.client.offsets import EARLIEST, LATEST, Isolation, PartitionOffset, by_topic, list_offsets
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import (
     BrokerError,
     Code,

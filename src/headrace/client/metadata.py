@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from headrace.client.addresses import Endpoint
-from headrace.client.clock import Clock
 from headrace.client.concurrency import OneShotEvent, OwnedLock
 from headrace.client.connection import Request, Response
 from headrace.client.network import CONNECTING_MS_MAX, NetworkClient
 from headrace.config.backoff import exponential_backoff
+from headrace.config.clock import Clock
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError, error_name
 from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.client.addresses import Address, Endpoint, resolve
-from headrace.client.clock import Clock
 from headrace.client.connection import NEVER_MS, Connection, ConnectionSettings, InFlight, Request, Response, State
 from headrace.config.backoff import JITTER, exponential_backoff
+from headrace.config.clock import Clock
 from headrace.errors import (
     AuthenticationError,
     ConnectionFailedError,

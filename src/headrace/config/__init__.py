@@ -4,6 +4,7 @@ option.py        Option, its checks, Secret
 resolved.py      Options → Config
 properties.py    `.properties` files, JAAS entries
 openssl.py       `ssl.*` options for OpenSSL
+backoff.py, clock.py, sampling.py: small parts that clients and broker share
 option_types.py  the options as TypedDicts, for type checkers (generated)
 """
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -118,6 +119,8 @@ class Option:
     importance: Importance = "medium"
     no_effect: str = ""
     """Why setting the option has no effect, if it has none."""
+    accepts_mapping: bool = False
+    """Whether a mapping is accepted, too. It is converted to JSON."""
 
     @property
     def keyword(self) -> str:
@@ -129,6 +132,8 @@ class Option:
 
     def parse(self, value: object) -> object:
         """Return the value in its canonical type, or raise ConfigError."""
+        if self.accepts_mapping and isinstance(value, Mapping):
+            value = json.dumps(dict(value))
         try:
             parsed = _PARSERS[self.kind](value)
         except ValueError as error:

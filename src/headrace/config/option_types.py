@@ -159,7 +159,7 @@ class LegacyProducerOptions(TypedDict, total=False):
 
 
 class BrokerOptions(TypedDict, total=False):
-    """Options of `EmbeddedBroker` and `EmbeddedCluster`."""
+    """Options of `EmbeddedBroker` and `EmbeddedCluster` that have an effect."""
 
     node_id: int | str | None
     broker_id: int | str | None
@@ -192,7 +192,6 @@ class BrokerOptions(TypedDict, total=False):
     connection_failed_authentication_delay_ms: int | str | None
     request_timeout_ms: int | str | None
     fetch_max_bytes: int | str | None
-    max_incremental_fetch_session_cache_slots: int | str | None
     max_request_partition_size_limit: int | str | None
     num_partitions: int | str | None
     default_replication_factor: int | str | None
@@ -238,8 +237,6 @@ class BrokerOptions(TypedDict, total=False):
     log_cleaner_enable: bool | str | None
     log_cleaner_backoff_ms: int | str | None
     log_flush_offset_checkpoint_interval_ms: int | str | None
-    log_flush_start_offset_checkpoint_interval_ms: int | str | None
-    log_initial_task_delay_ms: int | str | None
     producer_id_expiration_ms: int | str | None
     producer_id_expiration_check_interval_ms: int | str | None
     replica_lag_time_max_ms: int | str | None
@@ -260,13 +257,11 @@ class BrokerOptions(TypedDict, total=False):
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int | str | None
     transaction_remove_expired_transaction_cleanup_interval_ms: int | str | None
     transaction_partition_verification_enable: bool | str | None
-    transaction_two_phase_commit_enable: bool | str | None
     offsets_topic_num_partitions: int | str | None
     offsets_topic_replication_factor: int | str | None
     offsets_topic_segment_bytes: int | str | None
     offsets_retention_minutes: int | str | None
     offsets_retention_check_interval_ms: int | str | None
-    offsets_commit_timeout_ms: int | str | None
     offset_metadata_max_bytes: int | str | None
     group_min_session_timeout_ms: int | str | None
     group_max_session_timeout_ms: int | str | None
@@ -298,216 +293,3 @@ class BrokerOptions(TypedDict, total=False):
     authorizer_class_name: str | None
     super_users: str | None
     allow_everyone_if_no_acl_found: bool | str | None
-    num_network_threads: int | str | None
-    num_io_threads: int | str | None
-    background_threads: int | str | None
-    num_recovery_threads_per_data_dir: int | str | None
-    num_replica_fetchers: int | str | None
-    num_replica_alter_log_dirs_threads: int | str | None
-    log_cleaner_threads: int | str | None
-    group_coordinator_threads: int | str | None
-    group_coordinator_background_threads: int | str | None
-    group_coordinator_append_linger_ms: int | str | None
-    group_coordinator_cached_buffer_max_bytes: int | str | None
-    fetch_purgatory_purge_interval_requests: int | str | None
-    producer_purgatory_purge_interval_requests: int | str | None
-    delete_records_purgatory_purge_interval_requests: int | str | None
-    share_fetch_purgatory_purge_interval_requests: int | str | None
-    controller_quorum_voters: str | list[str] | tuple[str, ...] | None
-    controller_quorum_bootstrap_servers: str | list[str] | tuple[str, ...] | None
-    controller_quorum_auto_join_enable: bool | str | None
-    controller_quorum_append_linger_ms: int | str | None
-    controller_quorum_election_backoff_max_ms: int | str | None
-    controller_quorum_election_timeout_ms: int | str | None
-    controller_quorum_fetch_max_bytes: int | str | None
-    controller_quorum_fetch_snapshot_max_bytes: int | str | None
-    controller_quorum_fetch_timeout_ms: int | str | None
-    controller_quorum_request_timeout_ms: int | str | None
-    controller_quorum_retry_backoff_ms: int | str | None
-    controller_socket_timeout_ms: int | str | None
-    controller_quota_window_num: int | str | None
-    controller_quota_window_size_seconds: int | str | None
-    early_start_listeners: str | list[str] | tuple[str, ...] | None
-    metadata_log_dir: str | None
-    metadata_log_max_record_bytes_between_snapshots: int | str | None
-    metadata_log_max_snapshot_interval_ms: int | str | None
-    metadata_log_segment_bytes: int | str | None
-    metadata_log_segment_ms: int | str | None
-    metadata_max_idle_interval_ms: int | str | None
-    metadata_max_retention_bytes: int | str | None
-    metadata_max_retention_ms: int | str | None
-    sasl_mechanism_controller_protocol: str | None
-    log_dir_failure_timeout_ms: int | str | None
-    cordoned_log_dirs: str | list[str] | tuple[str, ...] | None
-    alter_log_dirs_replication_quota_window_num: int | str | None
-    alter_log_dirs_replication_quota_window_size_seconds: int | str | None
-    replication_quota_window_num: int | str | None
-    replication_quota_window_size_seconds: int | str | None
-    replica_socket_receive_buffer_bytes: int | str | None
-    log_cleaner_dedupe_buffer_size: int | str | None
-    log_cleaner_io_buffer_size: int | str | None
-    log_cleaner_io_buffer_load_factor: float | str | None
-    log_cleaner_io_max_bytes_per_second: float | str | None
-    offsets_load_buffer_size: int | str | None
-    transaction_state_log_load_buffer_size: int | str | None
-    offsets_topic_compression_codec: int | str | None
-    add_partitions_to_txn_retry_backoff_ms: int | str | None
-    add_partitions_to_txn_retry_backoff_max_ms: int | str | None
-    group_coordinator_rebalance_protocols: str | list[str] | tuple[str, ...] | None
-    group_consumer_assignment_interval_ms: int | str | None
-    group_consumer_assignors: str | list[str] | tuple[str, ...] | None
-    group_consumer_heartbeat_interval_ms: int | str | None
-    group_consumer_max_assignment_interval_ms: int | str | None
-    group_consumer_max_heartbeat_interval_ms: int | str | None
-    group_consumer_max_session_timeout_ms: int | str | None
-    group_consumer_max_size: int | str | None
-    group_consumer_migration_policy: str | None
-    group_consumer_min_assignment_interval_ms: int | str | None
-    group_consumer_min_heartbeat_interval_ms: int | str | None
-    group_consumer_min_session_timeout_ms: int | str | None
-    group_consumer_session_timeout_ms: int | str | None
-    group_share_assignment_interval_ms: int | str | None
-    group_share_assignors: str | list[str] | tuple[str, ...] | None
-    group_share_delivery_count_limit: int | str | None
-    group_share_heartbeat_interval_ms: int | str | None
-    group_share_max_assignment_interval_ms: int | str | None
-    group_share_max_delivery_count_limit: int | str | None
-    group_share_max_heartbeat_interval_ms: int | str | None
-    group_share_max_partition_max_record_locks: int | str | None
-    group_share_max_record_lock_duration_ms: int | str | None
-    group_share_max_session_timeout_ms: int | str | None
-    group_share_max_share_sessions: int | str | None
-    group_share_max_size: int | str | None
-    group_share_min_assignment_interval_ms: int | str | None
-    group_share_min_delivery_count_limit: int | str | None
-    group_share_min_heartbeat_interval_ms: int | str | None
-    group_share_min_partition_max_record_locks: int | str | None
-    group_share_min_record_lock_duration_ms: int | str | None
-    group_share_min_session_timeout_ms: int | str | None
-    group_share_partition_max_record_locks: int | str | None
-    group_share_record_lock_duration_ms: int | str | None
-    group_share_session_timeout_ms: int | str | None
-    share_coordinator_append_linger_ms: int | str | None
-    share_coordinator_cached_buffer_max_bytes: int | str | None
-    share_coordinator_load_buffer_size: int | str | None
-    share_coordinator_snapshot_update_records_per_snapshot: int | str | None
-    share_coordinator_state_topic_compression_codec: int | str | None
-    share_coordinator_state_topic_min_isr: int | str | None
-    share_coordinator_state_topic_num_partitions: int | str | None
-    share_coordinator_state_topic_replication_factor: int | str | None
-    share_coordinator_state_topic_segment_bytes: int | str | None
-    share_coordinator_threads: int | str | None
-    share_coordinator_write_timeout_ms: int | str | None
-    group_streams_assignment_interval_ms: int | str | None
-    group_streams_heartbeat_interval_ms: int | str | None
-    group_streams_initial_rebalance_delay_ms: int | str | None
-    group_streams_max_assignment_interval_ms: int | str | None
-    group_streams_max_heartbeat_interval_ms: int | str | None
-    group_streams_max_session_timeout_ms: int | str | None
-    group_streams_max_size: int | str | None
-    group_streams_max_standby_replicas: int | str | None
-    group_streams_min_assignment_interval_ms: int | str | None
-    group_streams_min_heartbeat_interval_ms: int | str | None
-    group_streams_min_session_timeout_ms: int | str | None
-    group_streams_num_standby_replicas: int | str | None
-    group_streams_session_timeout_ms: int | str | None
-    remote_log_storage_system_enable: bool | str | None
-    remote_log_storage_manager_class_name: str | None
-    remote_log_storage_manager_class_path: str | None
-    remote_log_storage_manager_impl_prefix: str | None
-    remote_log_metadata_manager_class_name: str | None
-    remote_log_metadata_manager_class_path: str | None
-    remote_log_metadata_manager_impl_prefix: str | None
-    remote_log_metadata_manager_listener_name: str | None
-    remote_log_metadata_custom_metadata_max_bytes: int | str | None
-    remote_log_index_file_cache_total_size_bytes: int | str | None
-    remote_log_manager_copier_thread_pool_size: int | str | None
-    remote_log_manager_copy_max_bytes_per_second: int | str | None
-    remote_log_manager_copy_quota_window_num: int | str | None
-    remote_log_manager_copy_quota_window_size_seconds: int | str | None
-    remote_log_manager_expiration_thread_pool_size: int | str | None
-    remote_log_manager_fetch_max_bytes_per_second: int | str | None
-    remote_log_manager_fetch_quota_window_num: int | str | None
-    remote_log_manager_fetch_quota_window_size_seconds: int | str | None
-    remote_log_manager_follower_thread_pool_size: int | str | None
-    remote_log_manager_task_interval_ms: int | str | None
-    remote_log_manager_thread_pool_size: int | str | None
-    remote_log_reader_max_pending_tasks: int | str | None
-    remote_log_reader_threads: int | str | None
-    remote_fetch_max_wait_ms: int | str | None
-    remote_list_offsets_request_timeout_ms: int | str | None
-    log_local_retention_bytes: int | str | None
-    log_local_retention_ms: int | str | None
-    follower_fetch_last_tiered_offset_enable: bool | str | None
-    delegation_token_secret_key: str | Secret | None
-    delegation_token_max_lifetime_ms: int | str | None
-    delegation_token_expiry_time_ms: int | str | None
-    delegation_token_expiry_check_interval_ms: int | str | None
-    sasl_kerberos_kinit_cmd: str | None
-    sasl_kerberos_min_time_before_relogin: int | str | None
-    sasl_kerberos_principal_to_local_rules: str | list[str] | tuple[str, ...] | None
-    sasl_kerberos_service_name: str | None
-    sasl_kerberos_ticket_renew_jitter: float | str | None
-    sasl_kerberos_ticket_renew_window_factor: float | str | None
-    sasl_client_callback_handler_class: object
-    sasl_login_callback_handler_class: object
-    sasl_login_class: object
-    sasl_login_connect_timeout_ms: int | str | None
-    sasl_login_read_timeout_ms: int | str | None
-    sasl_login_refresh_buffer_seconds: int | str | None
-    sasl_login_refresh_min_period_seconds: int | str | None
-    sasl_login_refresh_window_factor: float | str | None
-    sasl_login_refresh_window_jitter: float | str | None
-    sasl_login_retry_backoff_max_ms: int | str | None
-    sasl_login_retry_backoff_ms: int | str | None
-    sasl_oauthbearer_assertion_algorithm: str | None
-    sasl_oauthbearer_assertion_claim_aud: str | None
-    sasl_oauthbearer_assertion_claim_exp_seconds: int | str | None
-    sasl_oauthbearer_assertion_claim_iss: str | None
-    sasl_oauthbearer_assertion_claim_jti_include: bool | str | None
-    sasl_oauthbearer_assertion_claim_nbf_seconds: int | str | None
-    sasl_oauthbearer_assertion_claim_sub: str | None
-    sasl_oauthbearer_assertion_file: str | None
-    sasl_oauthbearer_assertion_private_key_file: str | None
-    sasl_oauthbearer_assertion_private_key_passphrase: str | Secret | None
-    sasl_oauthbearer_assertion_template_file: str | None
-    sasl_oauthbearer_client_credentials_client_id: str | None
-    sasl_oauthbearer_client_credentials_client_secret: str | Secret | None
-    sasl_oauthbearer_clock_skew_seconds: int | str | None
-    sasl_oauthbearer_expected_audience: str | list[str] | tuple[str, ...] | None
-    sasl_oauthbearer_expected_issuer: str | None
-    sasl_oauthbearer_scope_claim_name: str | None
-    sasl_oauthbearer_sub_claim_name: str | None
-    sasl_oauthbearer_jwks_endpoint_refresh_ms: int | str | None
-    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int | str | None
-    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int | str | None
-    sasl_oauthbearer_jwks_endpoint_url: str | None
-    sasl_oauthbearer_jwt_retriever_class: object
-    sasl_oauthbearer_jwt_validator_class: object
-    sasl_oauthbearer_scope: str | None
-    sasl_oauthbearer_token_endpoint_url: str | None
-    ssl_keystore_password: str | Secret | None
-    ssl_truststore_password: str | Secret | None
-    ssl_keymanager_algorithm: str | None
-    ssl_trustmanager_algorithm: str | None
-    ssl_protocol: str | None
-    ssl_provider: str | None
-    ssl_secure_random_implementation: str | None
-    ssl_engine_factory_class: object
-    security_providers: str | None
-    ssl_allow_dn_changes: bool | str | None
-    ssl_allow_san_changes: bool | str | None
-    principal_builder_class: object
-    client_quota_callback_class: object
-    create_topic_policy_class_name: object
-    alter_config_policy_class_name: object
-    config_providers: str | list[str] | tuple[str, ...] | None
-    metric_reporters: str | list[str] | tuple[str, ...] | None
-    kafka_metrics_reporters: str | list[str] | tuple[str, ...] | None
-    kafka_metrics_polling_interval_secs: int | str | None
-    metrics_num_samples: int | str | None
-    metrics_recording_level: str | None
-    metrics_sample_window_ms: int | str | None
-    telemetry_max_bytes: int | str | None
-    socket_connection_setup_timeout_ms: int | str | None
-    socket_connection_setup_timeout_max_ms: int | str | None

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.demo import orders
 from headrace.errors import HeadraceError
-from headrace.spark.auditing import audit, reading_options
+from headrace.spark.auditing import audit
+from headrace.spark.consumer_options import reading_options
 from headrace.spark.pipeline import Pipeline
 from headrace.spark.pipeline_spec import LiveView, MaskedOptions, SparkSettings
 from headrace.spark.progress import BatchProgress, SilentReporter, Started, Totals

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
-from headrace.client.clock import Clock, SystemClock
+from headrace.config.clock import Clock, SystemClock
 from headrace.errors import ClosedError, HeadraceError
 from headrace.legacy.messages import FIELDS, KeyedMessage, Messages
 

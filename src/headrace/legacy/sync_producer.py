@@ -31,14 +31,13 @@ from headrace.wire import frames
 from headrace.wire.api.fetch import FetchRequest
 from headrace.wire.api.metadata import (
     ApiVersionsRequest,
-    ApiVersionsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseTopic,
 )
 from headrace.wire.api.produce import ProduceRequest, ProduceResponse, TopicProduceData
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 log = logging.getLogger("headrace")
 
@@ -49,7 +48,7 @@ NO_LEADER = -1
 _CORRELATION_ID_MASK = 0x7FFFFFFF
 
 Connect = Callable[[Endpoint], Channel]
-ResponseT = TypeVar("ResponseT", bound=Message)
+R = TypeVar("R", bound=Message)
 
 
 class SyncProducer:
@@ -70,18 +69,18 @@ class SyncProducer:
             self._channel.check_is_open()
             self._send(request, settings.produce_version)
             return None
-        return self._request(request, settings.produce_version, ProduceResponse)
+        return self._request(request, settings.produce_version)
 
     def topic_metadata(self, topics: Iterable[str]) -> MetadataResponse:
         """Return the metadata of topics; the broker creates missing ones if it is configured to."""
         request = MetadataRequest(topics=[MetadataRequestTopic(name=topic) for topic in topics])
-        return self._request(request, METADATA_VERSION, MetadataResponse)
+        return self._request(request, METADATA_VERSION)
 
     def require_message_sets(self) -> None:
         """Raise UnsupportedVersionError if the broker does not accept message sets."""
         self._connect()
         try:
-            response = self._request(ApiVersionsRequest(), API_VERSIONS_VERSION, ApiVersionsResponse)
+            response = self._request(ApiVersionsRequest(), API_VERSIONS_VERSION)
         except ConnectionFailedError:
             return  # a broker before 0.10 closes the connection on ApiVersions
         ranges = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
@@ -104,16 +103,15 @@ class SyncProducer:
         self._channel.send(frames.encode_request(request, version, correlation_id, self._settings.client_id))
         return correlation_id
 
-    def _request(self, request: Message, version: int, response_type: type[ResponseT]) -> ResponseT:
+    def _request(self, request: RequestMessage[R], version: int) -> R:
         sent_id = self._send(request, version)
         try:
-            correlation_id, response = frames.decode_response(request.api_key, version, self._channel.receive())
+            correlation_id, response = frames.decode_response_to(request, version, self._channel.receive())
             if correlation_id != sent_id:
                 raise MalformedError(f"expected correlation id {sent_id}, got {correlation_id}", offset=0)
         except WireError:
             self._channel.disconnect()  # further bytes cannot be matched to requests
             raise
-        assert isinstance(response, response_type)
         return response
 
 

@@ -14,10 +14,10 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.concurrency import OwnedLock
 from headrace.client.metadata import NO_LEADER, Cluster
 from headrace.config.backoff import exponential_backoff
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import ClosedError, HeadraceError, RecordTooLargeError
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.batch import ProducerBatch

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.concurrency import in_thread
 from headrace.client.metadata import PartitionInfo
 from headrace.config import Config
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import AbortableError, TimedOutError
 from headrace.producer._send import RecordFuture
 from headrace.producer.arrow import ArrowDelivery, ArrowTable

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.client.clock import Clock
 from headrace.client.concurrency import in_thread
 from headrace.client.metadata import Cluster
+from headrace.config.clock import Clock
 from headrace.errors import API_ERRORS, RecordTooLargeError, TimedOutError
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProducerBatch

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.client.concurrency import OneShotEvent
 from headrace.client.metadata import Cluster
@@ -294,7 +294,7 @@ class ProducerBatch(OpenBatch):
         return HeadraceError(f"not stored, because another record of its batch was rejected: {self.error}")
 
     def add_done_callback(self, future: RecordFuture, callback: Callable[[RecordFuture], object]) -> None:
-        def forward(metadata: Any, error: Any) -> None:
+        def forward(metadata: RecordMetadata | None, error: Exception | None) -> None:
             callback(future)
 
         with _done_lock:

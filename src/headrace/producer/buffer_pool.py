@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from headrace.client.clock import Clock
 from headrace.client.concurrency import REENTERED, OneShotEvent, OwnedLock
+from headrace.config.clock import Clock
 from headrace.errors import BufferExhaustedError, ClosedError, HeadraceError, IllegalStateError, RecordTooLargeError
 
 MIB = 1024 * 1024

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
 from headrace.config import Config
+from headrace.config.clock import Clock
 from headrace.errors import (
     API_ERRORS,
     BufferExhaustedError,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from headrace import __version__
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.concurrency import OwnedLock
 from headrace.config import Log
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.config.sampling import Samples
 from headrace.errors import AuthenticationError, HeadraceError
 from headrace.producer.batch import ProducerBatch

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.client.addresses import Endpoint
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import Cluster, PartitionInfo, TopicInfo
 from headrace.config import Config, read_properties
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import (
     API_ERRORS,
     AbortableError,

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster
+from headrace.config.clock import Clock
 from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.kernel import kernel
 
@@ -107,11 +107,8 @@ class _StickyPartitions:
         return choices[self._random.randrange(len(choices))]
 
 
-class UniformStickyPartitioner(Partitioner):
-    """Sticky for every record; keys are ignored."""
-
-    def __init__(self, random: Random | None = None) -> None:
-        self._choice = _StickyPartitions(random or random_module.Random())
+class _BuiltInPartitioner(Partitioner):
+    """A partitioner that does not depend on the value."""
 
     def partition(
         self,
@@ -122,6 +119,19 @@ class UniformStickyPartitioner(Partitioner):
         value_bytes: bytes | None,
         cluster: ClusterView,
     ) -> int:
+        return self.choose(topic, key_bytes, cluster)
+
+    def choose(self, topic: str, key_bytes: bytes | None, cluster: ClusterView) -> int:
+        raise NotImplementedError
+
+
+class UniformStickyPartitioner(_BuiltInPartitioner):
+    """Sticky for every record; keys are ignored."""
+
+    def __init__(self, random: Random | None = None) -> None:
+        self._choice = _StickyPartitions(random or random_module.Random())
+
+    def choose(self, topic: str, key_bytes: bytes | None, cluster: ClusterView) -> int:
         return self._choice.current(topic, cluster)
 
     def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
@@ -131,36 +141,20 @@ class UniformStickyPartitioner(Partitioner):
 class DefaultPartitioner24(UniformStickyPartitioner):
     """The default of Kafka 2.4: by key if there is one, otherwise sticky."""
 
-    def partition(
-        self,
-        topic: str,
-        key: object,
-        key_bytes: bytes | None,
-        value: object,
-        value_bytes: bytes | None,
-        cluster: ClusterView,
-    ) -> int:
+    def choose(self, topic: str, key_bytes: bytes | None, cluster: ClusterView) -> int:
         if key_bytes is not None:
             return partition_for_key(key_bytes, len(cluster.partitions_for(topic)))
         return self._choice.current(topic, cluster)
 
 
-class RoundRobinPartitioner(Partitioner):
+class RoundRobinPartitioner(_BuiltInPartitioner):
     """Round robin over the available partitions; keys are ignored."""
 
     def __init__(self) -> None:
         self._turns: dict[str, Iterator[int]] = {}
         self._again: dict[str, int] = {}  # Any thread; dict.pop is atomic.
 
-    def partition(
-        self,
-        topic: str,
-        key: object,
-        key_bytes: bytes | None,
-        value: object,
-        value_bytes: bytes | None,
-        cluster: ClusterView,
-    ) -> int:
+    def choose(self, topic: str, key_bytes: bytes | None, cluster: ClusterView) -> int:
         again = self._again.pop(topic, None)
         if again is not None:
             return again
@@ -189,19 +183,11 @@ class KeyHashRoundRobinPartitioner(RoundRobinPartitioner):
     def _first_turn(self) -> int:
         return self._random.randrange(FIRST_TURN_MAX)
 
-    def partition(
-        self,
-        topic: str,
-        key: object,
-        key_bytes: bytes | None,
-        value: object,
-        value_bytes: bytes | None,
-        cluster: ClusterView,
-    ) -> int:
+    def choose(self, topic: str, key_bytes: bytes | None, cluster: ClusterView) -> int:
         if key_bytes is not None:
             self._again.pop(topic, None)  # on_new_batch was called for this record
             return partition_for_key(key_bytes, len(cluster.partitions_for(topic)))
-        return super().partition(topic, key, key_bytes, value, value_bytes, cluster)
+        return super().choose(topic, key_bytes, cluster)
 
 
 class PartitionWeights(NamedTuple):

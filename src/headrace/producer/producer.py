@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.metadata import PartitionInfo
 from headrace.config import Config
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import AbortableError
 from headrace.producer._send import FastSend, RecordFuture
 from headrace.producer.arrow import ArrowDelivery, ArrowTable

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from headrace.client.clock import Clock
+from headrace.config.clock import Clock
 
 LATENCIES_MAX = 1024
 ERRORS_MAX = 20

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.client.clock import Clock
 from headrace.client.connection import Request, Response
 from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient
 from headrace.config.backoff import exponential_backoff
+from headrace.config.clock import Clock
 from headrace.errors import (
     AbortableError,
     AuthenticationError,
@@ -36,7 +36,7 @@ from headrace.errors import (
 )
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProduceBatches, ProducerBatch
-from headrace.producer.transaction_requests import FindCoordinator, TransactionRequest
+from headrace.producer.transaction_requests import FindCoordinator, QueuedRequest
 from headrace.producer.transactions import TransactionManager
 from headrace.wire.api.produce import NodeEndpoint, PartitionProduceResponse, ProduceRequest, ProduceResponse
 
@@ -259,7 +259,7 @@ class Sender:
             else:
                 self._drop(batch, error)
 
-    def _send_to_coordinator(self, transactions: TransactionManager, request: TransactionRequest, now: float) -> float:
+    def _send_to_coordinator(self, transactions: TransactionManager, request: QueuedRequest, now: float) -> float:
         if request.coordinator is not None and request.coordinator not in transactions.coordinators:
             transactions.enqueue(request)
             request = FindCoordinator(transactions, request.coordinator, self._client.set_node)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.client import addresses, tls
 from headrace.client.addresses import Endpoint
-from headrace.client.clock import SYSTEM_CLOCK, Clock
 from headrace.client.connection import ConnectionSettings
 from headrace.client.credentials import SaslSettings, TokenCache
 from headrace.client.network import NetworkSettings
 from headrace.client.tls import TlsSettings
 from headrace.config import INT_MAX, Config, Layer, Secret, jaas_options, read_properties
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import ConfigError
 from headrace.producer.accumulator import AccumulatorSettings
 from headrace.producer.options import PRODUCER_OPTIONS, PROFILES

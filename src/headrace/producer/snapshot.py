@@ -12,10 +12,10 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from headrace.client.clock import Clock
 from headrace.client.metadata import Cluster, Metadata
 from headrace.client.network import NetworkClient
 from headrace.config import Log
+from headrace.config.clock import Clock
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.metrics import ProducerMetrics
 from headrace.producer.pipeline import SendPipeline

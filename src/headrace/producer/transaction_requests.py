@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from headrace.client.addresses import Endpoint
 from headrace.client.concurrency import OneShotEvent
@@ -39,7 +39,7 @@ from headrace.wire.api.transactions import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
-from headrace.wire.schema import RequestMessage
+from headrace.wire.schema import Message, RequestMessage
 
 if TYPE_CHECKING:
     from headrace.producer.transactions import TransactionManager
@@ -91,6 +91,8 @@ Coordinator = tuple[str, str]
 COORDINATOR_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
 CONCURRENT_RETRY_MS = 20.0  # The previous transaction is completing, which is quick.
 
+R = TypeVar("R", bound=Message)
+
 FIND_COORDINATOR_PRIORITY, INIT_PRIORITY, ADD_PRIORITY, END_PRIORITY, BUMP_PRIORITY = range(5)
 
 
@@ -98,8 +100,8 @@ def is_retriable(code: int) -> bool:
     return code in ERROR_CODES and ERROR_CODES[code].retriable
 
 
-class TransactionRequest:
-    """A request to a coordinator. It is queued again until it has a result."""
+class TransactionRequest(Generic[R]):
+    """A request to a coordinator, with a response of type R. It is queued again until it has a result."""
 
     api_key: ClassVar[int]
     versions: ClassVar[tuple[int, int]]
@@ -125,16 +127,16 @@ class TransactionRequest:
     def allowed_versions(self) -> tuple[int, int]:
         return self.versions
 
-    def build(self, version: int) -> RequestMessage[Any]:
+    def build(self, version: int) -> RequestMessage[R]:
         raise NotImplementedError
 
-    def handle(self, response: Any) -> None:
+    def handle(self, response: R) -> None:
         """Handle a response."""
         raise NotImplementedError
 
     # -- results -------------------------------------------------------------------------------
 
-    def on_response(self, response: Response[Any], now: float, backoff_ms: Callable[[int], float]) -> None:
+    def on_response(self, response: Response[R], now: float, backoff_ms: Callable[[int], float]) -> None:
         """Called once for every attempt, on the I/O thread."""
         self._now, self._backoff_ms = now, backoff_ms
         manager = self.manager
@@ -146,6 +148,7 @@ class TransactionRequest:
             elif response.error is not None:
                 self.fail_fatally(response.error)
             else:
+                assert response.message is not None  # there is no error
                 try:
                     self.handle(response.message)
                 except Exception as error:
@@ -215,7 +218,11 @@ class TransactionRequest:
             self.result.succeed()
 
 
-class FindCoordinator(TransactionRequest):
+QueuedRequest: TypeAlias = TransactionRequest[Any]
+"""A request of any kind."""
+
+
+class FindCoordinator(TransactionRequest[FindCoordinatorResponse]):
     api_key = FindCoordinatorRequest.api_key
     versions = (1, 6)
     priority = FIND_COORDINATOR_PRIORITY
@@ -232,7 +239,7 @@ class FindCoordinator(TransactionRequest):
     def coordinator(self) -> None:
         return None
 
-    def build(self, version: int) -> RequestMessage[Any]:
+    def build(self, version: int) -> FindCoordinatorRequest:
         kind, key = self._key
         key_type = 1 if kind == "transaction" else 0
         if version >= 4:
@@ -247,7 +254,7 @@ class FindCoordinator(TransactionRequest):
             self.manager.coordinators[self._key] = node.node_id
 
 
-class InitProducerId(TransactionRequest):
+class InitProducerId(TransactionRequest[InitProducerIdResponse]):
     """Get a producer id, or a new epoch for `current`. With a transactional id, it fences the previous producer."""
 
     api_key = InitProducerIdRequest.api_key
@@ -266,7 +273,7 @@ class InitProducerId(TransactionRequest):
     def allowed_versions(self) -> tuple[int, int]:
         return (3, 5) if self._current.is_valid else self.versions  # a bump needs v3
 
-    def build(self, version: int) -> RequestMessage[Any]:
+    def build(self, version: int) -> InitProducerIdRequest:
         self.manager.can_bump_epoch = version >= 3
         request = InitProducerIdRequest(
             transactional_id=self.manager.transactional_id,
@@ -287,7 +294,7 @@ class InitProducerId(TransactionRequest):
             self.succeed()
 
 
-class AddPartitions(TransactionRequest):
+class AddPartitions(TransactionRequest[AddPartitionsToTxnResponse]):
     """Add new partitions to the transaction, all in one request."""
 
     api_key = AddPartitionsToTxnRequest.api_key
@@ -306,7 +313,7 @@ class AddPartitions(TransactionRequest):
         super().__init__(manager, None)
         self.partitions = partitions
 
-    def build(self, version: int) -> RequestMessage[Any]:
+    def build(self, version: int) -> AddPartitionsToTxnRequest:
         topics: defaultdict[str, list[int]] = defaultdict(list)
         for topic, partition in sorted(self.partitions):
             topics[topic].append(partition)
@@ -345,7 +352,7 @@ class AddPartitions(TransactionRequest):
         return None
 
 
-class AddOffsets(TransactionRequest):
+class AddOffsets(TransactionRequest[AddOffsetsToTxnResponse]):
     """Add a group's offsets to the transaction. CommitOffsets follows."""
 
     api_key = AddOffsetsToTxnRequest.api_key
@@ -364,7 +371,7 @@ class AddOffsets(TransactionRequest):
         self._offsets = offsets
         self._group = group
 
-    def build(self, version: int) -> RequestMessage[Any]:
+    def build(self, version: int) -> AddOffsetsToTxnRequest:
         return AddOffsetsToTxnRequest(
             transactional_id=self.manager.transactional_id or "",
             producer_id=self.manager.producer.producer_id,
@@ -378,7 +385,7 @@ class AddOffsets(TransactionRequest):
             self.manager.enqueue(CommitOffsets(self.manager, self._offsets, self._group, self.result))
 
 
-class CommitOffsets(TransactionRequest):
+class CommitOffsets(TransactionRequest[TxnOffsetCommitResponse]):
     """Commit offsets with the transaction, at the group's coordinator."""
 
     api_key = TxnOffsetCommitRequest.api_key
@@ -415,7 +422,7 @@ class CommitOffsets(TransactionRequest):
             return (5, 5)
         return (3, 4) if self.group.generation_id >= 0 or self.group.member_id else (0, 4)
 
-    def build(self, version: int) -> RequestMessage[Any]:
+    def build(self, version: int) -> TxnOffsetCommitRequest:
         topics: defaultdict[str, list[TxnOffsetCommitRequestPartition]] = defaultdict(list)
         for (topic, partition), value in self._offsets.items():
             offset, metadata = value if isinstance(value, tuple) else (value, "")
@@ -456,7 +463,7 @@ class CommitOffsets(TransactionRequest):
             self.succeed()
 
 
-class EndTransaction(TransactionRequest):
+class EndTransaction(TransactionRequest[EndTxnResponse]):
     api_key = EndTxnRequest.api_key
     priority = END_PRIORITY
     abortable = frozenset({Code.UNKNOWN_PRODUCER_ID, Code.TRANSACTION_ABORTABLE})
@@ -470,7 +477,7 @@ class EndTransaction(TransactionRequest):
         # From v5 on, the response has a new epoch (transactions v2).
         return (0, 5) if self.manager.v2_enabled else (0, 4)
 
-    def build(self, version: int) -> RequestMessage[Any]:
+    def build(self, version: int) -> EndTxnRequest:
         return EndTxnRequest(
             transactional_id=self.manager.transactional_id or "",
             producer_id=self.manager.producer.producer_id,

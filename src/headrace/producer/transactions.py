@@ -39,7 +39,7 @@ from headrace.producer.transaction_requests import (
     FindCoordinator,
     InitProducerId,
     PendingResult,
-    TransactionRequest,
+    QueuedRequest,
 )
 from headrace.producer.transaction_state import State, is_legal
 from headrace.types import ProducerIdAndEpoch
@@ -79,12 +79,12 @@ class TransactionManager:
         self.transaction_started = False  # The coordinator knows, or will know, this transaction.
         self._new_partitions: set[TopicPartition] = set()
         self._pending_partitions: set[TopicPartition] = set()
-        self._pending: list[tuple[int, int, TransactionRequest]] = []
+        self._pending: list[tuple[int, int, QueuedRequest]] = []
         self._order = itertools.count()
         self._result: PendingResult | None = None  # Of the last init, commit or abort.
         self._pending_reset: tuple[str, PendingResult] | None = None  # The new transactional id, and the result.
         # I/O thread only.
-        self.request_in_flight: TransactionRequest | None = None
+        self.request_in_flight: QueuedRequest | None = None
         self.coordinators: dict[Coordinator, int] = {}
         self.can_bump_epoch = False  # The broker supports InitProducerId v3 (KIP-360).
         self.epoch_bump_required = False
@@ -222,7 +222,7 @@ class TransactionManager:
         return EndTransaction(self, committed=False, result=result)
 
     def _start(
-        self, operation: str, target: State, make_request: Callable[[PendingResult], TransactionRequest]
+        self, operation: str, target: State, make_request: Callable[[PendingResult], QueuedRequest]
     ) -> PendingResult:
         """Start an operation, or join the same one if its caller timed out before."""
         with self.lock:
@@ -235,7 +235,7 @@ class TransactionManager:
         return result
 
     def _queue_operation(
-        self, operation: str, target: State, make_request: Callable[[PendingResult], TransactionRequest]
+        self, operation: str, target: State, make_request: Callable[[PendingResult], QueuedRequest]
     ) -> PendingResult:
         """Queue the request of an operation and change the state. The lock is held."""
         if not (target is State.ABORTING and self.has_abortable_error):
@@ -255,7 +255,7 @@ class TransactionManager:
         self._result = result
         return result
 
-    def _pending_with(self, request: TransactionRequest) -> list[tuple[int, int, TransactionRequest]]:
+    def _pending_with(self, request: QueuedRequest) -> list[tuple[int, int, QueuedRequest]]:
         """Return the queue with one more request. A sorted list is a heap."""
         return sorted([*self._pending, (request.priority, next(self._order), request)])
 
@@ -352,7 +352,7 @@ class TransactionManager:
             self._sequences.clear(is_same_id=False)
             result.succeed()
 
-    def enqueue(self, request: TransactionRequest) -> None:
+    def enqueue(self, request: QueuedRequest) -> None:
         with self.lock:
             if self.has_fatal_error:
                 request.give_up(self.last_error or FatalError("the producer failed"))
@@ -365,7 +365,7 @@ class TransactionManager:
             self.enqueue(AddPartitions(self, frozenset(self._pending_partitions)))
             self._new_partitions.clear()
 
-    def next_request(self, has_incomplete_batches: Callable[[], bool], now: float) -> TransactionRequest | None:
+    def next_request(self, has_incomplete_batches: Callable[[], bool], now: float) -> QueuedRequest | None:
         """Return the next request to a coordinator, if one may be sent now."""
         with self.lock:
             if self.request_in_flight is not None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.client.clock import SYSTEM_CLOCK
 from headrace.config import Secret
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.producer.metrics import MetricsReporter
 from headrace.telemetry.listeners import SnapshotSource
 from headrace.telemetry.models import ProducerReport

@@ -9,23 +9,22 @@
 Rows are counted by hash in one shuffle of two numbers for each row, and only counts and a few examples come to the
 driver, so the number of rows does not matter. If there is a difference, both sides are read again for the examples.
 
-(The module is not named `audit`, because `headrace.spark.audit` is the function. PySpark is imported in functions,
-because it is an optional dependency.)
+(The module is not named `audit`, because `headrace.spark.audit` is the function.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from headrace.errors import ConfigError
-from headrace.spark.consumer_options import CONSUMER_OPTIONS, PREFIX
 from headrace.spark.errors import SparkError, explain
 from headrace.spark.pipeline_spec import FORMAT
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 EXAMPLES_DEFAULT = 10
 EXAMPLES_MAX = 1000
@@ -78,16 +77,6 @@ def read_topic(spark: SparkSession, topic: str, options: Mapping[str, object]) -
         raise SparkError(f"cannot read topic {topic}: {explain(error)}") from error
 
 
-def reading_options(sink_options: Mapping[str, str]) -> dict[str, str]:
-    """Return those options of a sink that say how to connect to its cluster."""
-    lower = {name.lower(): value for name, value in sink_options.items()}
-    return {
-        name: value
-        for name, value in lower.items()
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX) in CONSUMER_OPTIONS
-    }
-
-
 class _Comparison:
     """One audit."""
 
@@ -127,8 +116,6 @@ class _Comparison:
     # -- lost, duplicated, unexpected ------------------------------------------------------------
 
     def _counts(self) -> _Counts:
-        from pyspark.sql import functions as F  # noqa: N812 - the usual name
-
         sent = self._source.select(_H1, _H2, F.lit(1).alias(_SENT), F.lit(0).alias(_HELD))
         held = self._topic.select(_H1, _H2, F.lit(0).alias(_SENT), F.lit(1).alias(_HELD))
         rows = sent.union(held).groupBy(_H1, _H2).agg(F.sum(_SENT).alias(_SENT), F.sum(_HELD).alias(_HELD))
@@ -152,9 +139,6 @@ class _Comparison:
 
     def _out_of_order(self) -> tuple[int, list[Record]]:
         """Return how many records come after one of their key with a higher order, and the first ones."""
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F  # noqa: N812
-
         records = self._ordered()
         before = (
             Window.partitionBy("_k1", "_k2", "topic", "partition")
@@ -175,8 +159,6 @@ class _Comparison:
 
     def _ordered(self) -> DataFrame:
         """Return the records that have a key and an order: hash of the key, topic, partition, offset and order."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         assert self._order is not None
         keys = [
             F.xxhash64("key").alias("_k1"),
@@ -212,9 +194,6 @@ class _Comparison:
         return {kind: rows for kind, rows in examples.items() if rows}
 
     def _examples_of(self, frame: DataFrame, hashes: Sequence[int], has_offsets: bool) -> tuple[Example, ...]:
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F  # noqa: N812
-
         if not hashes:
             return ()
         position = ["topic", "partition", "offset"] if has_offsets else []
@@ -235,8 +214,6 @@ class _Comparison:
         )
 
     def _late_examples(self, late: Sequence[Record]) -> tuple[Example, ...]:
-        from pyspark.sql import functions as F  # noqa: N812
-
         if not late:
             return ()
         assert self._order is not None
@@ -278,8 +255,6 @@ class _Counts:
 
 def _hashed(frame: DataFrame, what: str, id: str | None) -> DataFrame:
     """Return the frame with two independent hashes of the id, or of key and value."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     if id is not None:
         identity = F.expr(id).cast("string")
         try:
@@ -309,8 +284,6 @@ def _check_comparable(frame: DataFrame, what: str) -> None:
 
 def _resolved(frame: DataFrame, order: Column) -> DataFrame | None:
     """Return the frame with the order as a column; None if it lacks the columns for it."""
-    from pyspark.errors import AnalysisException
-
     try:
         return frame.withColumn("_order", order)
     except AnalysisException:
@@ -319,8 +292,6 @@ def _resolved(frame: DataFrame, order: Column) -> DataFrame | None:
 
 def _shown(frame: DataFrame) -> list[Column]:
     """Return columns with the first bytes of key and value."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return [
         (F.substring(F.col(name).cast("binary"), 1, PREFIX_BYTES_MAX) if name in frame.columns else F.lit(None)).alias(
             name

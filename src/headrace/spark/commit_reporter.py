@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.spark.commit_times import TaskPhases, rounded
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.worker import PerRun

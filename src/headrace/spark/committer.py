@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.spark.commit_times import CommitTimes, Stopwatch
 from headrace.spark.commit_types import Batch, LedgerPort, RedoPort, TransactionsPort

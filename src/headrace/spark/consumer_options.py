@@ -149,6 +149,16 @@ def resolve(given: Mapping[str, str]) -> Config:
     return config
 
 
+def reading_options(sink_options: Mapping[str, str]) -> dict[str, str]:
+    """Return those options of a sink that say how to connect to its cluster."""
+    lower = {name.lower(): value for name, value in sink_options.items()}
+    return {
+        name: value
+        for name, value in lower.items()
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) in CONSUMER_OPTIONS
+    }
+
+
 def warn_of_no_effect(config: Config) -> None:
     """Log which options have no effect. Called once for a query, not on every executor."""
     for name, option in CONSUMER_OPTIONS.items():

@@ -17,8 +17,8 @@ from functools import partial
 import pyarrow as pa
 
 from headrace.client.blocking import BlockingClient
-from headrace.client.clock import SYSTEM_CLOCK
 from headrace.client.metadata import FATAL_TOPIC_ERRORS
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import (
     AbortableError,
     BrokerError,

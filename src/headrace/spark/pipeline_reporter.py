@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.spark.pipeline_spec import FORMAT, PipelineSpec
 from headrace.spark.progress import BatchProgress, Reporter, Started, Tasks, Totals

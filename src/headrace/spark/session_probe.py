@@ -12,10 +12,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from headrace.spark.errors import explain
+from headrace.spark.worker_check import inspect_workers
 
 TASKS = 2
 NOT_FOUND = "DATA_SOURCE_NOT_FOUND"
@@ -25,30 +25,6 @@ def planning_interpreter() -> str:
     """Return the interpreter with which the JVM looks up, plans and commits for Python data sources."""
     name = os.environ.get("PYSPARK_DRIVER_PYTHON") or os.environ.get("PYSPARK_PYTHON") or "python3"
     return shutil.which(name) or name
-
-
-def _inspector() -> Callable[[int], dict[str, str]]:
-    # Local, so that it is pickled by value: a worker without headrace has to run it.
-    def inspect(_: int) -> dict[str, str]:
-        import platform
-        import socket
-        import sys
-
-        try:
-            import headrace
-        except ImportError as error:
-            headrace_version, problem = "", str(error)
-        else:
-            headrace_version, problem = headrace.__version__, ""
-        return {
-            "host": socket.gethostname(),
-            "interpreter": sys.executable,
-            "python": platform.python_version(),
-            "headrace": headrace_version,
-            "problem": problem,
-        }
-
-    return inspect
 
 
 def probe() -> None:
@@ -68,8 +44,7 @@ def probe() -> None:
         problem = NOT_FOUND if NOT_FOUND in str(error) else explain(error)
         _print(format=problem, interpreter=planning_interpreter())
     try:
-        workers = context.parallelize(range(TASKS), TASKS).map(_inspector()).collect()
-        _print(workers=sorted({tuple(sorted(worker.items())) for worker in workers}))
+        _print(workers=inspect_workers(context, TASKS))
     except Exception as error:
         _print(workers=[], problem=explain(error), interpreter=context.pythonExec)
     spark.stop()

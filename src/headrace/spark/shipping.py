@@ -51,4 +51,5 @@ class Shipped:
     """Mixin of readers and writers. Subclasses may define `__getstate__`; it returns the attributes as a dictionary."""
 
     def __reduce__(self) -> tuple[Callable[[bytes, str], Any], tuple[bytes, str]]:
-        return _restore, (cloudpickle.dumps((type(self), self.__getstate__())), headrace.__version__)
+        payload: bytes = cloudpickle.dumps((type(self), self.__getstate__()))  # type: ignore[no-untyped-call]
+        return _restore, (payload, headrace.__version__)

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported, task_phases

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from headrace.client.blocking import BlockingClient
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.producer.arrow import ArrowDelivery
 from headrace.producer.engine import SendEngine

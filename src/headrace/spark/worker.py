@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from headrace.client.clock import SYSTEM_CLOCK
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, ConfigError, HeadraceError, IllegalStateError
 from headrace.producer.engine import SendEngine
 from headrace.producer.settings import resolve

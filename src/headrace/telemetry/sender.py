@@ -20,8 +20,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
-from headrace.client.clock import SYSTEM_CLOCK
 from headrace.config import Log
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import ConfigError
 from headrace.telemetry.codec import encode
 from headrace.telemetry.models import Report

@@ -126,7 +126,6 @@ def action_button(
     confirm: str | Callable[[], str] | None = None,
     typed: str | None = None,
     after: Callable[[T], object] | None = None,
-    timeout_ms: float = ACTION_MS_MAX,
 ) -> ui.element | None:
     """A button that runs an action and shows its error; None in a read-only view."""
     if view.read_only:
@@ -136,9 +135,7 @@ def action_button(
         element.props("disabled")
         try:
             question = confirm() if callable(confirm) else confirm
-            result = await run_action(
-                view, problem, action, name=label, done=done, confirm=question, typed=typed, timeout_ms=timeout_ms
-            )
+            result = await run_action(view, problem, action, name=label, done=done, confirm=question, typed=typed)
         finally:
             element.props(remove="disabled")
         if result is not None and after is not None:

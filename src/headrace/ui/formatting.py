@@ -24,14 +24,14 @@ def plural(number: float, singular: str, many: str = "") -> str:
     return f"{number:,.0f} {singular if number == 1 else many or singular + 's'}"
 
 
-def short_count(number: float | None, unit: str = "") -> str:
-    """12.3 k records: three digits or so"""
+def short_count(number: float | None) -> str:
+    """12.3 k: three digits or so"""
     if number is None:
         return UNKNOWN
     scale, name = next(((scale, f" {name}") for least, scale, name in _LARGE if abs(number) >= least), (1.0, ""))
     value = number / scale
     digits = 0 if value == int(value) or abs(value) >= 100 else 1
-    return f"{value:,.{digits}f}{name} {unit}".rstrip()
+    return f"{value:,.{digits}f}{name}"
 
 
 def size(number_bytes: float | None) -> str:

@@ -54,8 +54,8 @@ class Page:
         self.view = view
         self._problem = problem
 
-    def live(self, refresh: Callable[[], object], seconds: float = LIVE_SECONDS) -> None:
-        """Call `refresh` now and every `seconds` while the page is open. It must not block.
+    def live(self, refresh: Callable[[], object]) -> None:
+        """Call `refresh` now and every LIVE_SECONDS while the page is open. It must not block.
 
         An exception is shown on the page.
         """
@@ -71,7 +71,7 @@ class Page:
                 self._problem.set(None)
 
         checked()
-        ui.timer(seconds, checked)
+        ui.timer(LIVE_SECONDS, checked)
 
 
 @contextmanager

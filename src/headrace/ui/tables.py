@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from nicegui import events, ui
 
@@ -31,6 +31,9 @@ PAGE_ROWS_MAX = 100
 SEARCH_CHARS_MAX = 200
 
 Row = dict[str, Any]
+T = TypeVar("T")
+SortKeys: TypeAlias = Mapping[str, Callable[[T], Any]]
+"""Functions from an item to a sortable value, by column."""
 Kind = Literal["text", "number", "link", "state", "action", "mono", "fixed"]
 
 
@@ -66,11 +69,11 @@ class Rows(NamedTuple):
 
 def paged(
     query: Query,
-    items: Iterable[Any],
-    make_row: Callable[[Any], Row],
+    items: Iterable[T],
+    make_row: Callable[[T], Row],
     *,
-    keys: Mapping[str, Callable[[Any], Any]] | None = None,
-    text: Callable[[Any], str] | None = None,
+    keys: SortKeys[T] | None = None,
+    text: Callable[[T], str] | None = None,
 ) -> Rows:
     """Return one page of items: filtered by `text`, sorted by one of `keys`, and only then turned into rows."""
     selected = list(items)
@@ -83,11 +86,11 @@ def paged(
 
 
 def item_rows(
-    items: Callable[[], Iterable[Any]],
-    make_row: Callable[[Any], Row],
+    items: Callable[[], Iterable[T]],
+    make_row: Callable[[T], Row],
     *,
-    keys: Mapping[str, Callable[[Any], Any]] | None = None,
-    text: Callable[[Any], str] | None = None,
+    keys: SortKeys[T] | None = None,
+    text: Callable[[T], str] | None = None,
 ) -> Callable[[Query], Rows]:
     """Return a function that fetches the rows of a table from the current `items`; the others as in `paged`."""
     return lambda query: paged(query, items(), make_row, keys=keys, text=text)

@@ -12,15 +12,17 @@ versions are negotiated (KIP-511).
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from headrace.errors import MalformedError
 from headrace.wire.api import ApiKey, request_class, response_class
 from headrace.wire.primitives import Buffer, read_uvarint
-from headrace.wire.schema import Message, codec
+from headrace.wire.schema import Message, RequestMessage, codec
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024  # the default of socket.request.max.bytes
 CLIENT_ID_BYTES_MAX = 0x7FFF
+
+R = TypeVar("R", bound=Message)
 
 _API_VERSIONS = int(ApiKey.API_VERSIONS)
 _request_head = struct.Struct(">hhih")
@@ -94,6 +96,12 @@ def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Mes
     if version in cls.flexible and api_key != _API_VERSIONS:
         pos = _skip_tags(frame, pos)
     return correlation_id, codec(cls, version).decode(frame, pos)
+
+
+def decode_response_to(request: RequestMessage[R], version: int, frame: Buffer) -> tuple[int, R]:
+    """Return correlation id and message of the response to a request, in the version of the request."""
+    correlation_id, response = decode_response(request.api_key, version, frame)
+    return correlation_id, cast(R, response)
 
 
 def decode_correlation_id(frame: Buffer) -> int:

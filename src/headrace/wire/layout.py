@@ -11,7 +11,6 @@ from headrace.wire.primitives import Buffer
 # can set them without computing it again.
 HEADER_BYTES = 61
 LENGTH_OFFSET = 8
-EPOCH_OFFSET = 12
 MAGIC_OFFSET = 16
 CRC_OFFSET = 17
 ATTRIBUTES_OFFSET = 21

@@ -1,4 +1,4 @@
-"""What a test may ask of a broker, whoever wrote it: Apache Kafka now, our own one later."""
+"""The interface of the brokers that tests use: Apache Kafka, or the embedded one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create_topic(
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(configs or {}))
     admin.create_topics([topic], request_timeout=ADMIN_SECONDS_MAX)[name].result(timeout=ADMIN_SECONDS_MAX)
-    # The answer comes, and metadata show the topic, before the leader has made its log.
+    # The response comes, and metadata has the topic, before the leader has created its log.
     spec = OffsetSpec.latest()
     specs = {TopicPartition(name, number): spec for number in range(partitions)}
     eventually(f"leaders of topic {name}", lambda: _all_have_logs(admin, specs))

@@ -107,14 +107,14 @@ class ProgramClient:
 
     def produce(self, bootstrap: str, topic: str, records: Sequence[Record], *, codec: str = "none") -> list[int]:
         sent = [_to_json(record) for record in records]
-        answer = self._program("produce", bootstrap=bootstrap, topic=topic, records=sent, codec=codec)
-        return list(answer["offsets"])
+        response = self._program("produce", bootstrap=bootstrap, topic=topic, records=sent, codec=codec)
+        return list(response["offsets"])
 
     def consume(
         self, bootstrap: str, topic: str, count: int, *, isolation: str = "read_uncommitted"
     ) -> Sequence[Record]:
-        answer = self._program("consume", bootstrap=bootstrap, topic=topic, count=count, isolation=isolation)
-        return [_from_json(record) for record in answer["records"]]
+        response = self._program("consume", bootstrap=bootstrap, topic=topic, count=count, isolation=isolation)
+        return [_from_json(record) for record in response["records"]]
 
     def rebalance(self, bootstrap: str, topic: str, group: str, partitions: int, count: int) -> Rebalance:
         return Rebalance(
@@ -126,7 +126,7 @@ class ProgramClient:
     def transform(
         self, bootstrap: str, source: str, target: str, group: str, transactional_id: str, count: int
     ) -> int | None:
-        answer = self._program(
+        response = self._program(
             "transform",
             bootstrap=bootstrap,
             source=source,
@@ -135,11 +135,11 @@ class ProgramClient:
             transactional_id=transactional_id,
             count=count,
         )
-        offset = answer["after_abort"]
+        offset = response["after_abort"]
         return None if offset is None else int(offset)
 
     def ride(self, bootstrap: str, topic: str, group: str, partitions: int, stop: Path) -> Ride:
-        answer = self._program(
+        response = self._program(
             "ride",
             seconds_max=RIDE_SECONDS_MAX,
             bootstrap=bootstrap,
@@ -148,13 +148,13 @@ class ProgramClient:
             partitions=partitions,
             stop=str(stop),
         )
-        acknowledged, consumed = ([Noted(*row) for row in answer[name]] for name in ("acknowledged", "consumed"))
-        return Ride(acknowledged, answer["errors"], consumed)
+        acknowledged, consumed = ([Noted(*row) for row in response[name]] for name in ("acknowledged", "consumed"))
+        return Ride(acknowledged, response["errors"], consumed)
 
     def administer(self, bootstrap: str, topic: str, filled: str, group: str) -> Mapping[str, Any]:
-        answer = self._program("administer", bootstrap=bootstrap, topic=topic, filled=filled, group=group)
-        assert isinstance(answer, dict)
-        return answer
+        response = self._program("administer", bootstrap=bootstrap, topic=topic, filled=filled, group=group)
+        assert isinstance(response, dict)
+        return response
 
 
 def _to_json(record: Record) -> dict[str, Any]:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import itertools
 import socket
 from types import TracebackType
+from typing import TypeVar
 
 from headrace.wire.api import api_name
-from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from headrace.wire.api.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
-    ProduceResponse,
     TopicProduceData,
 )
-from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, encode_request
+from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, decode_response_to, encode_request
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.records import RecordBatch, read_batches
-from headrace.wire.schema import Message, Records
+from headrace.wire.schema import Message, Records, RequestMessage
 
-ANSWER_SECONDS_MAX = 30
+RESPONSE_SECONDS_MAX = 30
+R = TypeVar("R", bound=Message)
+
 _RECEIVE_BYTES = 256 * 1024
 _FETCH_BYTES_MAX = 16 * 1024 * 1024
 
@@ -31,26 +33,29 @@ class Connection:
 
     def __init__(self, bootstrap: str) -> None:
         host, port = bootstrap.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX)
+        self._socket = socket.create_connection((host, int(port)), timeout=RESPONSE_SECONDS_MAX)
         self._reader = FrameReader(FRAME_BYTES_MAX)
         self._frames: list[Buffer] = []  # received, and not read yet
         self._correlation_ids = itertools.count(1)
 
-    def call(self, request: Message, version: int) -> Message:
-        """The response to a request."""
-        correlation_id = self.send(request, version)
-        answered, response = self.receive(request.api_key, version)
-        assert (answered, len(self._frames)) == (correlation_id, 0)
+    def call(self, request: RequestMessage[R], version: int) -> R:
+        """Send a request and return its response."""
+        sent_id = self.send(request, version)
+        correlation_id, response = decode_response_to(request, version, self._receive(request.api_key, version))
+        assert (correlation_id, len(self._frames)) == (sent_id, 0)
         return response
 
     def receive(self, api_key: int, version: int) -> tuple[int, Message]:
         """Return the next response and its correlation id; it must be for that kind of request."""
+        return decode_response(api_key, version, self._receive(api_key, version))
+
+    def _receive(self, api_key: int, version: int) -> Buffer:
         while not self._frames:
             data = self._socket.recv(_RECEIVE_BYTES)
             if not data:
                 raise ConnectionError(f"the broker hung up on {api_name(api_key)} v{version}")
             self._reader.feed(data, self._frames)
-        return decode_response(api_key, version, self._frames.pop(0))
+        return self._frames.pop(0)
 
     def send(self, request: Message, version: int) -> int:
         """Send a request that has no response, or whose response is not waited for; its correlation id."""
@@ -66,18 +71,17 @@ class Connection:
         request = ProduceRequest(
             transactional_id=transactional_id,
             acks=-1,
-            timeout_ms=ANSWER_SECONDS_MAX * 1000,
+            timeout_ms=RESPONSE_SECONDS_MAX * 1000,
             topic_data=[TopicProduceData(name=topic, partition_data=partitions)],
         )
         response = self.call(request, version)
-        assert isinstance(response, ProduceResponse)
-        ((answer,),) = (answers.partition_responses for answers in response.responses)
-        return answer
+        ((result,),) = (topic_response.partition_responses for topic_response in response.responses)
+        return result
 
     def fetch(
         self, topic: str, *, version: int = 12, partition: int = 0, offset: int = 0, committed: bool = False
     ) -> PartitionData:
-        """What the broker has of a partition from an offset on, up to a few megabytes."""
+        """Fetch a partition from an offset on, up to a few megabytes."""
         fetch_partition = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=1000,
@@ -87,11 +91,10 @@ class Connection:
             topics=[FetchTopic(topic=topic, partitions=[fetch_partition])],
         )
         response = self.call(request, version)
-        assert isinstance(response, FetchResponse)
         assert response.error_code == 0
-        ((answer,),) = (answers.partitions for answers in response.responses)
-        assert answer.error_code == 0
-        return answer
+        ((result,),) = (topic_response.partitions for topic_response in response.responses)
+        assert result.error_code == 0
+        return result
 
     def close(self) -> None:
         self._socket.close()
@@ -105,8 +108,8 @@ class Connection:
         self.close()
 
 
-def batches_of(answer: PartitionData) -> list[RecordBatch]:
+def batches_of(result: PartitionData) -> list[RecordBatch]:
     """Return the complete batches of a fetch response."""
-    records = answer.records
+    records = result.records
     assert records is None or isinstance(records, bytes | bytearray | memoryview)
     return list(read_batches(records or b"", partial=True))

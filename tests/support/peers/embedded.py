@@ -24,7 +24,7 @@ class OwnBroker(broker.Broker):
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """The id of the running process."""
         return self.embedded.pid
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
@@ -40,5 +40,5 @@ class OwnBroker(broker.Broker):
         self.embedded.restart()
 
     def remove(self) -> None:
-        """End it and delete its data."""
+        """Stop the process and delete its data."""
         self.embedded.close()

@@ -1,4 +1,4 @@
-"""Our own brokers, three of them, as one broker that tests may ask things of (peers/broker.py)."""
+"""Three embedded brokers with the interface of one (peers/broker.py)."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class OwnCluster(broker.Broker):
         eventually("all replicas in sync", self._is_whole)
 
     def remove(self) -> None:
-        """End all and delete their data."""
+        """Stop all brokers and delete their data."""
         self.cluster.close()
 
     def _coordinator(self) -> ClusterBroker:
-        (place,) = self.cluster.describe_topic(COORDINATING)
-        return self.cluster.broker(place["leader"])
+        (partition,) = self.cluster.describe_topic(COORDINATING)
+        return self.cluster.broker(partition["leader"])
 
     def _is_whole(self) -> bool:
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})

@@ -1,4 +1,4 @@
-"""What tests need and no repository holds: fetched or built once into a folder that git ignores."""
+"""Programs that tests need: downloaded or built once, into a folder that git ignores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -22,10 +23,14 @@ def require(*programs: str, purpose: str = "tests against real Kafka") -> None:
     """Skip the test if a program is missing; where nothing may be missing (CI=true), fail it."""
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:
-        reason = f"no {' and no '.join(missing)} on the PATH, which {purpose} need"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip(f"no {' and no '.join(missing)} on the PATH, which {purpose} need")
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip the test; where nothing may be missing (CI=true), fail it."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def fetched(name: str, fill: Callable[[Path], None], *, cache: Path | None = None, others: str = "") -> Path:

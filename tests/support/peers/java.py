@@ -42,11 +42,11 @@ class JavaRunner:
         self._folder = folder
 
     def __call__(self, jars: Path, source: Path, *args: object) -> str:
-        """What the program prints."""
+        """Run the program and return its output."""
         return run(self.command(jars, source, *args))
 
     def command(self, jars: Path, source: Path, *args: object) -> list[str]:
-        """The command line that runs the program."""
+        """Return the command line of the program."""
         classes = self._folder / jars.name / source.stem
         if not classes.exists():
             self._compile(jars, source, classes)

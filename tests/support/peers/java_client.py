@@ -15,7 +15,7 @@ TOOLS = "org.apache.kafka.tools"
 
 
 class ToolRun(NamedTuple):
-    """What a tool printed, and how it ended."""
+    """The output and exit code of a tool."""
 
     code: int
     out: str

@@ -42,7 +42,7 @@ class KafkaCluster:
             node.start()
 
     def close(self) -> None:
-        """End them all and delete their data."""
+        """Stop all nodes and delete their data."""
         for node in reversed(self.nodes.values()):
             node.remove()
 

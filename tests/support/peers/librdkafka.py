@@ -1,4 +1,4 @@
-"""librdkafka, by way of confluent-kafka, as another client of the same broker."""
+"""librdkafka (confluent-kafka) as another client of the same broker."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def consume(
 def consume_to_end(
     bootstrap: str, topic: str, *, partition: int = 0, isolation: str = "read_committed"
 ) -> list[Record]:
-    """All there is of a partition now. An open transaction would be the end for a reader of what is committed."""
+    """Return all records of a partition. A read_committed reader would stop at an open transaction."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

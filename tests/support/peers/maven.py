@@ -1,4 +1,4 @@
-"""Jars from Maven, once: later runs find them in the cache folder."""
+"""Jars from Maven, kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _POM = """\
 
 
 def jars_folder(version: str) -> Path:
-    """Where the jars of a version lie, or will."""
+    """Return the folder for the jars of a version."""
     return CACHE / f"kafka-{version}"
 
 

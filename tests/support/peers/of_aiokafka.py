@@ -79,22 +79,22 @@ async def _rebalance(bootstrap: str, topic: str, group: str, partitions: int, co
         return [sorted(partition.partition for partition in member.assignment()) for member in members]
 
     async def until_all(member: AIOKafkaConsumer) -> list[int]:
-        async def ask() -> list[int] | None:
+        async def attempt() -> list[int] | None:
             (assigned,) = await poll(member)
             return assigned if len(assigned) == partitions else None
 
-        return await _eventually("all partitions", ask)
+        return await _eventually("all partitions", attempt)
 
     async with _member(bootstrap, topic, group) as first:
         alone = await until_all(first)
 
         async with _member(bootstrap, topic, group) as second:
 
-            async def ask() -> list[list[int]] | None:
+            async def attempt() -> list[list[int]] | None:
                 assigned = await poll(first, second)
                 return assigned if all(assigned) and assigned[0] != alone else None
 
-            shared = await _eventually("both to have some", ask)
+            shared = await _eventually("both to have some", attempt)
         again = await until_all(first)
 
         async def is_all_read() -> bool:
@@ -138,8 +138,8 @@ async def _administer(bootstrap: str, topic: str, filled: TopicPartition, group:
         return len(description["partitions"])
 
     async def retention() -> str:
-        (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-        entries = {entry[0]: entry[1] for entry in answer.resources[0][4]}
+        (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        entries = {entry[0]: entry[1] for entry in response.resources[0][4]}
         return str(entries["retention.ms"])
 
     async def is_altered() -> str | None:
@@ -178,8 +178,8 @@ async def _administer(bootstrap: str, topic: str, filled: TopicPartition, group:
         facts["nodes"] = [[node["node_id"], node["host"], node["port"]] for node in cluster["brokers"]]
         facts["controller"] = cluster["controller_id"]
         facts["group_listed"] = group in [listing[0] for listing in await admin.list_consumer_groups()]
-        (answer,) = await admin.describe_consumer_groups([group])
-        facts["group_state"] = answer.groups[0][2]
+        (response,) = await admin.describe_consumer_groups([group])
+        facts["group_state"] = response.groups[0][2]
         facts["committed"] = (await admin.list_consumer_group_offsets(group))[filled].offset
     finally:
         await admin.close()
@@ -204,13 +204,13 @@ async def _messages(consumer: AIOKafkaConsumer) -> list[Any]:
     return [message for messages in fetched.values() for message in messages]
 
 
-async def _eventually(what: str, ask: Callable[[], Awaitable[T | None]]) -> T:
+async def _eventually(what: str, attempt: Callable[[], Awaitable[T | None]]) -> T:
     deadline = time.monotonic() + SECONDS_MAX
-    while not (answer := await ask()):
+    while not (response := await attempt()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not after {SECONDS_MAX} s")
         await asyncio.sleep(0.02)
-    return answer
+    return response
 
 
 def _run(work: Awaitable[T]) -> T:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-ANSWER_SECONDS_MAX = 50
+RESPONSE_SECONDS_MAX = 50
 END_SECONDS_MAX = 5
 _SAID_BYTES_MAX = 6000
 
 
 class ProgramError(Exception):
-    """What a client program reported, or why it cannot."""
+    """An error of a client program."""
 
 
 class Program:
@@ -38,7 +38,7 @@ class Program:
         self._lines: queue.Queue[str] = queue.Queue()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we do
 
-    def __call__(self, do: str, *, seconds_max: float = ANSWER_SECONDS_MAX, **arguments: Any) -> Any:
+    def __call__(self, do: str, *, seconds_max: float = RESPONSE_SECONDS_MAX, **arguments: Any) -> Any:
         """Return the reply to a command."""
         process = self._process or self._start()
         assert process.stdin is not None
@@ -47,17 +47,17 @@ class Program:
             process.stdin.flush()
             line = self._lines.get(timeout=seconds_max)
         except (queue.Empty, OSError) as error:
-            reason = "no answer" if isinstance(error, queue.Empty) else str(error)
+            reason = "no response" if isinstance(error, queue.Empty) else str(error)
             raise self._failure(f"{do}: {reason} after {seconds_max} s") from None
         if not line:
             raise self._failure(f"{do}: it ended")
-        answer = json.loads(line)
-        if isinstance(answer, dict) and "error" in answer:
-            raise ProgramError(f"{self.name}: {do}: {answer['error']}")
-        return answer
+        response = json.loads(line)
+        if isinstance(response, dict) and "error" in response:
+            raise ProgramError(f"{self.name}: {do}: {response['error']}")
+        return response
 
     def close(self) -> None:
-        """End it, by itself if it can."""
+        """Stop the process, cleanly if possible."""
         process, self._process = self._process, None
         if process is None:
             return

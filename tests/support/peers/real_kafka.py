@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 30
 LOG_TAIL_BYTES = 4000
-_FIRST_ANSWER_SECONDS_MAX = 10
+_FIRST_RESPONSE_SECONDS_MAX = 10
 
 # Below the ports that systems hand to outgoing connections: a client that keeps dialling a dead broker on one
 # of those could be given that very port, and be connected to itself.
@@ -61,7 +61,7 @@ broker.heartbeat.interval.ms=500
 
 
 class RealKafka(broker.Broker):
-    """A broker of Apache Kafka: the `Broker` interface, and Kafka's tools to look at what it has."""
+    """A broker of Apache Kafka: the `Broker` interface, and Kafka's tools to inspect it."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class RealKafka(broker.Broker):
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """The id of the running process."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ class RealKafka(broker.Broker):
                 start_new_session=True,  # a separate process group: Ctrl-C does not reach it
             )
         try:
-            eventually("an answer from Kafka", self._answers, START_SECONDS_MAX)
+            eventually("a response from Kafka", self._is_responding, START_SECONDS_MAX)
         except TimeoutError as error:
             tail = self.log_tail()
             self.kill()
@@ -134,7 +134,7 @@ class RealKafka(broker.Broker):
         self.start()
 
     def remove(self) -> None:
-        """End it and delete its data."""
+        """Stop the process and delete its data."""
         self.kill()
         if self.data_dir.exists():
             shutil.rmtree(self.data_dir)
@@ -143,7 +143,7 @@ class RealKafka(broker.Broker):
         return broker.create_topic(self.bootstrap, name, partitions, configs)
 
     def dump_log(self, topic: str, partition: int = 0) -> str:
-        """What DumpLogSegments prints of a partition: a line for each batch and each record, payloads included."""
+        """Return the output of DumpLogSegments: a line for each batch and each record, with payloads."""
         segments = sorted(self._logs.glob(f"{topic}-{partition}/*.log"))
         main = "kafka.tools.DumpLogSegments" if self._is_3 else "org.apache.kafka.tools.DumpLogSegments"
         return self._run(main, "--deep-iteration", "--print-data-log", "--files", ",".join(map(str, segments)))
@@ -178,7 +178,7 @@ class RealKafka(broker.Broker):
         return lines
 
     def log_tail(self) -> str:
-        """The last of what the server printed: warnings and errors."""
+        """Return the last warnings and errors of the server."""
         return self._output.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
     def _run(self, main: str, *args: str) -> str:
@@ -197,11 +197,11 @@ class RealKafka(broker.Broker):
         assert process.stdin is not None
         process.stdin.close()
 
-    def _answers(self) -> bool:
+    def _is_responding(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"Kafka ended with {self._process.returncode} at its start:\n{self.log_tail()}")
-        return answers_api_versions(self.port)
+        return responds_to_api_versions(self.port)
 
 
 def new_cluster_id() -> str:
@@ -209,11 +209,11 @@ def new_cluster_id() -> str:
     return base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
 
 
-def answers_api_versions(port: int) -> bool:
+def responds_to_api_versions(port: int) -> bool:
     """Return whether a broker on loopback responds to ApiVersions."""
     request = struct.pack(">hhih", 18, 0, 1, -1)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=_FIRST_ANSWER_SECONDS_MAX) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=_FIRST_RESPONSE_SECONDS_MAX) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             return len(connection.recv(4)) > 0
     except OSError:

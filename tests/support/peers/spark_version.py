@@ -17,12 +17,12 @@ SMOKE_SECONDS_MAX = 240
 
 
 def environment(combination: Combination) -> Path:
-    """With this Spark and what headrace needs, but without headrace: that is what is tested."""
+    """An environment with this Spark and the dependencies of headrace, but without headrace, which the test adds."""
     fetched.require("java", purpose="tests with Spark")
     interpreter = find_python(combination.python)
     if interpreter is None:
-        fetched.require(f"python{combination.python}", purpose="tests with this version")
-    return fetched.fetched(folder_name(combination), lambda folder: _install(folder, interpreter or "", combination))
+        fetched.skip(f"no Python {combination.python} on the PATH or in pyenv, which this combination needs")
+    return fetched.fetched(folder_name(combination), lambda folder: _install(folder, interpreter, combination))
 
 
 def folder_name(combination: Combination) -> str:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.broker.clock import Clock, Timer
+from headrace.broker.clock import Timer, TimerClock
 from headrace.broker.context import Session
 from headrace.errors import BrokerError
 
@@ -31,7 +31,7 @@ class _BrokerSession:
 class BrokerSessions:
     """The sessions by node id. Event loop only."""
 
-    def __init__(self, clock: Clock, timeout_ms: float, expired: Callable[[int], None]) -> None:
+    def __init__(self, clock: TimerClock, timeout_ms: float, expired: Callable[[int], None]) -> None:
         """`expired` is called with the node id of a session that has just been removed."""
         self._clock = clock
         self._timeout_ms = timeout_ms

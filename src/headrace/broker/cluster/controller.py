@@ -279,9 +279,6 @@ class Controller(ClusterRole):
         elif name not in self._catalog.topics.by_name:
             self._broker.topic_manager.auto_create(name)
 
-    async def allocate_producer_ids(self) -> tuple[int, int]:
-        return self.reserve_producer_ids()
-
     def reserve_producer_ids(self) -> tuple[int, int]:
         """Reserve a block of producer ids; return the first id, and the first id after the block."""
         return self._broker.transactions.ids.reserve()

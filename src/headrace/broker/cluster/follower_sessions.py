@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.fetching import PartitionFetch, Read
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
@@ -86,7 +86,7 @@ class FollowerSession:
         due.update(requested)
         return {partition_id: self._fetches[partition_id] for partition_id in due if partition_id in self._fetches}
 
-    async def wait(self, clock: Clock, timeout_ms: float) -> None:
+    async def wait(self, clock: TimerClock, timeout_ms: float) -> None:
         """Wait until a partition is marked, or for the timeout."""
         if self.is_prompt and self._marked:
             return  # this fetch itself has advanced a high watermark

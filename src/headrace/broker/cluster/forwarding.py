@@ -7,7 +7,7 @@ because that broker will handle the next request of the client.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from headrace.broker.cluster.catalog_replication import CatalogReplica
 from headrace.broker.cluster.peer import Peer
@@ -16,10 +16,12 @@ from headrace.broker.error_responses import error_response
 from headrace.errors import BrokerError, Code, ConnectionFailedError
 from headrace.wire.api import ApiKey, response_class
 from headrace.wire.api.inter_broker import EnsureTopicRequest, EnsureTopicResponse, ForwardRequest, ForwardResponse
-from headrace.wire.schema import Message
+from headrace.wire.schema import Message, RequestMessage
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+
+R = TypeVar("R", ForwardResponse, EnsureTopicResponse)
 
 FORWARDED = frozenset(
     {
@@ -71,7 +73,6 @@ class Forwarding:
             )
         except BrokerError as error:
             return await error_response(context, message, error.code, _never, str(error.args[0]))
-        assert isinstance(response, ForwardResponse)
         return response_class(context.api_key).decode(context.api_version, response.body)
 
     async def ensure_topic(self, name: str) -> None:
@@ -81,7 +82,7 @@ class Forwarding:
     async def close(self) -> None:
         await self._peer.close()
 
-    async def _request(self, request: ForwardRequest | EnsureTopicRequest) -> Message:
+    async def _request(self, request: RequestMessage[R]) -> R:
         try:
             await self._connect()
             response = await self._peer.request(request, 0, self._timeout_ms)
@@ -90,7 +91,6 @@ class Forwarding:
                 f"the controller does not respond ({error.args[0]}): nothing can be changed until it does",
                 code=Code.REQUEST_TIMED_OUT,
             ) from error
-        assert isinstance(response, ForwardResponse | EnsureTopicResponse)
         if response.error_code:
             raise BrokerError(response.error_message or "rejected by the controller", code=response.error_code)
         await self._catalog.wait_for(response.generation, response.next_number, CAUGHT_UP_MS_MAX)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.broker.clock import Clock, Timer
+from headrace.broker.clock import Timer, TimerClock
 from headrace.broker.cluster.peer import Peer
 from headrace.broker.cluster.role import ClusterRole, IsrChange
 from headrace.broker.partition import Partition
@@ -55,7 +55,7 @@ _REJECTED = frozenset({Code.INELIGIBLE_REPLICA, Code.INVALID_REQUEST, Code.OPERA
 class IsrManager:
     """Proposes new in-sync sets, one at a time for each partition. Event loop only."""
 
-    def __init__(self, replicas: ReplicaManager, cluster: ClusterRole, clock: Clock, lag_ms_max: int) -> None:
+    def __init__(self, replicas: ReplicaManager, cluster: ClusterRole, clock: TimerClock, lag_ms_max: int) -> None:
         self._replicas = replicas
         self._cluster = cluster
         self._clock = clock

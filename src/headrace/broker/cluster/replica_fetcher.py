@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.cluster.peer import Peer, Peers
 from headrace.broker.log import Log
 from headrace.broker.partition import Partition
@@ -108,7 +108,7 @@ class LeaderFetcher:
         replicas: ReplicaManager,
         *,
         broker_epoch: Callable[[], int],
-        clock: Clock,
+        clock: TimerClock,
         settings: FetchSettings,
     ) -> None:
         self.states: dict[TopicPartition, _FetchState] = {}
@@ -396,7 +396,7 @@ class ReplicaFetchers:
         peers: Peers,
         *,
         broker_epoch: Callable[[], int],
-        clock: Clock,
+        clock: TimerClock,
         settings: FetchSettings,
     ) -> None:
         self._node_id = node_id

@@ -63,10 +63,6 @@ class ClusterRole(ABC):
     async def wait_propagated(self) -> None:
         """Wait until the live brokers know the changes made here; only the controller makes changes."""
 
-    @abstractmethod
-    async def allocate_producer_ids(self) -> tuple[int, int]:
-        """Return a block of producer ids: the first id, and the first id after the block."""
-
     @property
     def controller_address(self) -> str:
         """HOST:PORT of the controller; empty if it is this broker."""

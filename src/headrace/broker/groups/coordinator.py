@@ -12,7 +12,7 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.groups.commits import GROUP_ID_NOT_FOUND_VERSION, Commit, Commits, Fetched, OffsetExpiry
 from headrace.broker.groups.group import UNKNOWN_MEMBER, Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient, Joins
@@ -61,7 +61,9 @@ class _ShardComponents(NamedTuple):
 class GroupCoordinator:
     """Coordinates all groups whose partition this broker leads."""
 
-    def __init__(self, internal: InternalLog, clock: Clock, config: Config, transactions: TransactionVerifier) -> None:
+    def __init__(
+        self, internal: InternalLog, clock: TimerClock, config: Config, transactions: TransactionVerifier
+    ) -> None:
         self._internal = internal
         self._clock = clock
         self._settings = GroupSettings.of(config)

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
-from headrace.broker.clock import Clock, Timer
+from headrace.broker.clock import Timer, TimerClock
 from headrace.broker.groups.group import Group, GroupState
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.records import GroupChange, KeyValue, OffsetChange, decode
@@ -71,7 +71,7 @@ class Timers:
     it fires too early. So a member costs one timer of the event loop per session, not one per heartbeat.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: TimerClock) -> None:
         self._clock = clock
         self._entries: dict[Hashable, _Timer] = {}
 
@@ -137,7 +137,7 @@ class InternalLog(Protocol):
 class Shard:
     """Groups and offsets of one partition. Event loop only."""
 
-    def __init__(self, index: int, internal: InternalLog, clock: Clock) -> None:
+    def __init__(self, index: int, internal: InternalLog, clock: TimerClock) -> None:
         self.index = index
         self.is_loading = True
         self._is_closed = False

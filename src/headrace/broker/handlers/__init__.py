@@ -1,8 +1,7 @@
 """The request handlers, one module for each family of APIs, imported on first use.
 
 For an API `JoinGroup` a module has `handle_join_group(broker, context, request)`, which returns the response, and where
-the response has no top-level error code also `fail_join_group(context, request, code)`, which returns a response with
-that error for every item of the request.
+a failed response needs more than an error code also `fail_join_group(context, request, code)`, which returns it.
 
 `SUPPORTED` is what ApiVersions advertises. The lowest versions are those of the oldest clients in use, the highest
 those of Apache Kafka 4.3.
@@ -106,7 +105,7 @@ def handler(api_key: int) -> Handler:
 
 @cache
 def failure_handler(api_key: int) -> FailureHandler | None:
-    """Return the function that builds a failed response; None if a top-level error code says it all."""
+    """Return the function that builds a failed response; None if the error code is sufficient."""
     return getattr(_module(api_key), f"fail_{ApiKey(api_key).name.lower()}", None)
 
 

@@ -62,10 +62,7 @@ def _describe_acl(acl: Acl) -> AclDescription:
 
 def handle_create_acls(broker: Broker, context: Context, request: CreateAclsRequest) -> HandlerResult:
     """Create ACLs. Creating an existing ACL succeeds."""
-    try:
-        _require_acls(broker, context, Operation.ALTER)
-    except BrokerError as error:
-        return fail_create_acls(context, request, error.code)
+    _require_acls(broker, context, Operation.ALTER)
     acls, results = [], []
     for creation in request.creations:
         try:
@@ -80,20 +77,12 @@ def handle_create_acls(broker: Broker, context: Context, request: CreateAclsRequ
     return CreateAclsResponse(results=results)
 
 
-def fail_create_acls(context: Context, request: CreateAclsRequest, code: int) -> CreateAclsResponse:
-    result = AclCreationResult(error_code=code, error_message=None)
-    return CreateAclsResponse(results=[result] * len(request.creations))
-
-
 # -- DeleteAcls ----------------------------------------------------------------------------------
 
 
 def handle_delete_acls(broker: Broker, context: Context, request: DeleteAclsRequest) -> HandlerResult:
     """Delete the ACLs that match filters, and return them."""
-    try:
-        _require_acls(broker, context, Operation.ALTER)
-    except BrokerError as error:
-        return fail_delete_acls(context, request, error.code)
+    _require_acls(broker, context, Operation.ALTER)
     acls = broker.catalog.acls
     deleted: dict[Acl, None] = {}  # an ACL that matches several filters is deleted once
     results = []
@@ -123,11 +112,6 @@ def _deleted_acl(acl: Acl) -> DeleteAclsMatchingAcl:
         operation=acl.operation,
         permission_type=acl.permission,
     )
-
-
-def fail_delete_acls(context: Context, request: DeleteAclsRequest, code: int) -> DeleteAclsResponse:
-    result = DeleteAclsFilterResult(error_code=code, error_message=None)
-    return DeleteAclsResponse(filter_results=[result] * len(request.filters))
 
 
 # -- validation ----------------------------------------------------------------------------------

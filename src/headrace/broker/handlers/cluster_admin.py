@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog.topics import Topic
 from headrace.broker.context import Context, HandlerResult
+from headrace.broker.error_responses import mirrored_error
 from headrace.broker.nodes import controller_id, nodes
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
@@ -34,6 +35,7 @@ from headrace.wire.api.cluster_admin import (
     UnregisterBrokerResponse,
 )
 from headrace.wire.api.metadata import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
+from headrace.wire.schema import Message
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -187,13 +189,8 @@ def _elect_leader(broker: Broker, election_type: int, name: str, index: int) -> 
     _controller(broker).elect(topic, index, election)
 
 
-def fail_elect_leaders(context: Context, request: ElectLeadersRequest, code: int) -> ElectLeadersResponse:
-    results = []
-    for topic in request.topic_partitions or ():
-        rows = [PartitionResult(partition_id=index, error_code=code, error_message=None) for index in topic.partitions]
-        results.append(ReplicaElectionResult(topic=topic.topic, partition_result=rows))
-    error_code = code if context.api_version >= 1 else Code.NONE
-    return ElectLeadersResponse(error_code=error_code, replica_election_results=results)
+def fail_elect_leaders(context: Context, request: ElectLeadersRequest, code: int) -> Message:
+    return mirrored_error(context, request, code, None)
 
 
 # -- AlterPartitionReassignments -----------------------------------------------------------------

@@ -94,17 +94,6 @@ def _describe_entry(context: Context, request: DescribeConfigsRequest, entry: En
     )
 
 
-def fail_describe_configs(context: Context, request: DescribeConfigsRequest, code: int) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(
-        results=[
-            DescribeConfigsResult(
-                error_code=code, error_message=None, resource_type=row.resource_type, resource_name=row.resource_name
-            )
-            for row in request.resources
-        ]
-    )
-
-
 # -- AlterConfigs --------------------------------------------------------------------------------
 
 
@@ -126,10 +115,6 @@ def _altered(row: AlterConfigsResource, code: int, text: str | None = None) -> A
     return AlterConfigsResourceResponse(
         error_code=code, error_message=text, resource_type=row.resource_type, resource_name=row.resource_name
     )
-
-
-def fail_alter_configs(context: Context, request: AlterConfigsRequest, code: int) -> AlterConfigsResponse:
-    return AlterConfigsResponse(responses=[_altered(row, code) for row in request.resources])
 
 
 # -- IncrementalAlterConfigs ---------------------------------------------------------------------
@@ -157,12 +142,6 @@ def _incrementally_altered(
     return IncrementalConfigsResourceResponse(
         error_code=code, error_message=text, resource_type=row.resource_type, resource_name=row.resource_name
     )
-
-
-def fail_incremental_alter_configs(
-    context: Context, request: IncrementalAlterConfigsRequest, code: int
-) -> IncrementalAlterConfigsResponse:
-    return IncrementalAlterConfigsResponse(responses=[_incrementally_altered(row, code) for row in request.resources])
 
 
 # -- ListConfigResources -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from headrace.broker.fetching import FetchLimits, PartitionFetch, Read, Replica
 from headrace.broker.log.decompression import OLD_BYTES_MAX, release
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code, DecompressedSizeError, WireError
+from headrace.wire import message_sets
 from headrace.wire.api.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -34,6 +35,7 @@ from headrace.wire.api.fetch import (
 )
 from headrace.wire.compression import ZSTD
 from headrace.wire.primitives import Buffer
+from headrace.wire.records import read_batches
 from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
@@ -307,10 +309,6 @@ async def _convert_and_respond(
 
 def _as_message_set(data: Buffer, first_offset: int, magic: int) -> tuple[Buffer, int]:
     """Convert batches to a message set for clients older than Kafka 0.11, without control records."""
-    # Imported here: hardly any client is that old.
-    from headrace.wire import message_sets
-    from headrace.wire.records import read_batches
-
     batches: list[tuple[BatchHeader, list[Record]]] = []
     try:
         for batch in read_batches(data):

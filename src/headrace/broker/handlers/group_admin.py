@@ -35,10 +35,6 @@ def handle_describe_groups(broker: Broker, context: Context, request: DescribeGr
     return DescribeGroupsResponse(groups=[_describe_group(broker, context, request, name) for name in request.groups])
 
 
-def fail_describe_groups(context: Context, request: DescribeGroupsRequest, code: int) -> DescribeGroupsResponse:
-    return DescribeGroupsResponse(groups=[DescribedGroup(group_id=name, error_code=code) for name in request.groups])
-
-
 def _describe_group(broker: Broker, context: Context, request: DescribeGroupsRequest, group_id: str) -> DescribedGroup:
     if not broker.authorizer.allows(context.session, Operation.DESCRIBE, Resource.GROUP, group_id):
         return DescribedGroup(group_id=group_id, error_code=Code.GROUP_AUTHORIZATION_FAILED)
@@ -126,12 +122,6 @@ async def handle_delete_groups(broker: Broker, context: Context, request: Delete
         code = await _delete_group(broker, context, name)
         results.append(DeletableGroupResult(group_id=name, error_code=code))
     return DeleteGroupsResponse(results=results)
-
-
-def fail_delete_groups(context: Context, request: DeleteGroupsRequest, code: int) -> DeleteGroupsResponse:
-    return DeleteGroupsResponse(
-        results=[DeletableGroupResult(group_id=name, error_code=code) for name in request.groups_names]
-    )
 
 
 async def _delete_group(broker: Broker, context: Context, group_id: str) -> int:

@@ -49,8 +49,7 @@ async def handle_offset_commit(broker: Broker, context: Context, request: Offset
     v0 without a generation · v1 commit timestamp · v2-4 retention time · v6+ leader epoch · v7+ static members ·
     v9+ GROUP_ID_NOT_FOUND · v10+ topic ids.
     """
-    if not broker.authorizer.allows(context.session, Operation.READ, Resource.GROUP, request.group_id):
-        return fail_offset_commit(context, request, Code.GROUP_AUTHORIZATION_FAILED)
+    broker.authorizer.require(context.session, Operation.READ, Resource.GROUP, request.group_id)
     unknown_ids: set[bytes] = set()
     if context.api_version >= COMMIT_TOPIC_IDS_MIN_VERSION:
         unknown_ids = {topic.topic_id for topic in request.topics} - broker.catalog.topics.by_id.keys()
@@ -83,11 +82,6 @@ async def handle_offset_commit(broker: Broker, context: Context, request: Offset
         except BrokerError as error:
             results = dict.fromkeys(commits, error.code)
     return _commit_response(request, {**results, **failed})
-
-
-def fail_offset_commit(context: Context, request: OffsetCommitRequest, code: int) -> OffsetCommitResponse:
-    """Return a response in which every partition failed with the same code."""
-    return _commit_response(request, {}, code)
 
 
 def _with_topic_name(broker: Broker, topic: OffsetCommitRequestTopic) -> OffsetCommitRequestTopic:
@@ -126,9 +120,7 @@ def check_rows(
     return failed, checked
 
 
-def _commit_response(
-    request: OffsetCommitRequest, codes: Mapping[TopicPartition, int], code: int = Code.NONE
-) -> OffsetCommitResponse:
+def _commit_response(request: OffsetCommitRequest, codes: Mapping[TopicPartition, int]) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         topics=[
             OffsetCommitResponseTopic(
@@ -137,7 +129,7 @@ def _commit_response(
                 partitions=[
                     OffsetCommitResponsePartition(
                         partition_index=row.partition_index,
-                        error_code=codes.get(TopicPartition(topic.name, row.partition_index), code),
+                        error_code=codes.get(TopicPartition(topic.name, row.partition_index), Code.NONE),
                     )
                     for row in topic.partitions
                 ],

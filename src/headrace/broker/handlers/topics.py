@@ -207,12 +207,6 @@ def _add_partitions(broker: Broker, context: Context, requested: CreatePartition
     broker.topic_manager.add_partitions(topic, requested.partition_count, assignment, validate_only=validate_only)
 
 
-def fail_create_partitions(context: Context, request: CreatePartitionsRequest, code: int) -> CreatePartitionsResponse:
-    return CreatePartitionsResponse(
-        results=[CreatePartitionsTopicResult(name=topic.name, error_code=code) for topic in request.topics]
-    )
-
-
 # -- DeleteRecords -------------------------------------------------------------------------------
 
 
@@ -312,16 +306,3 @@ def _delete_records_response(broker: Broker, topics: _Deletions) -> DeleteRecord
             for name, rows in topics
         ]
     )
-
-
-def fail_delete_records(context: Context, request: DeleteRecordsRequest, code: int) -> DeleteRecordsResponse:
-    topics = []
-    for topic in request.topics:
-        rows = [
-            DeleteRecordsPartitionResult(
-                partition_index=row.partition_index, low_watermark=_UNKNOWN_WATERMARK, error_code=code
-            )
-            for row in topic.partitions
-        ]
-        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=rows))
-    return DeleteRecordsResponse(topics=topics)

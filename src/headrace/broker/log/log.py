@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.broker.clock import Clock
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import Decompression, DecompressionLimits
 from headrace.broker.log.epochs import EpochCache
@@ -40,6 +39,7 @@ from headrace.broker.log.validation import (
 )
 from headrace.broker.log.verification import Damage
 from headrace.config import LONG_MAX
+from headrace.config.clock import Clock
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.layout import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeader

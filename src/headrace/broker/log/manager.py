@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.broker.catalog.topics import NAME_CHARACTERS_MAX, check_name
-from headrace.broker.clock import Clock, Timer
+from headrace.broker.clock import Timer, TimerClock
 from headrace.broker.log import compaction
 from headrace.broker.log.checkpoints import NO_TOPIC_ID, read_metadata, write_metadata
 from headrace.broker.log.compaction_filter import DamagedSegmentError
@@ -77,7 +77,7 @@ class Stray(NamedTuple):
 class LogManager:
     """The logs of one broker. Event loop only."""
 
-    def __init__(self, root: Path, clock: Clock, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, clock: TimerClock, defaults: Mapping[str, Any]) -> None:
         self.root = root
         self._clock = clock
         self._defaults = defaults

@@ -72,6 +72,7 @@ SASL = (
         "password",
         None,
         "The users of PLAIN (headrace only): alice:secret,bob:other, or a JSON object. In Python also a dict.",
+        accepts_mapping=True,
     ),
     Option(
         "sasl.server.callback.handler.class",

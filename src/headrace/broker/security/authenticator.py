@@ -11,7 +11,7 @@ from typing import cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.broker.catalog.security import Users
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.context import Session
 from headrace.broker.security.mechanisms import (
     OAuthBearer,
@@ -42,7 +42,7 @@ _UNSECURED = (
 class Authenticator:
     """Creates sessions and TLS contexts for the listeners of a broker."""
 
-    def __init__(self, config: Config, users: Users, clock: Clock) -> None:
+    def __init__(self, config: Config, users: Users, clock: TimerClock) -> None:
         self._config = config
         self._users = users
         self._clock = clock

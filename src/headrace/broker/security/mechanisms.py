@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol, TypeAlias
 
-from headrace.broker.clock import Clock
 from headrace.config import Secret, jaas_options
+from headrace.config.clock import Clock
 from headrace.errors import AuthenticationError, ConfigError
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.context import ANONYMOUS, Session
 from headrace.broker.security.mechanisms import ServerMechanism
 from headrace.errors import AuthenticationError, BrokerError, Code
@@ -62,7 +62,7 @@ class SaslAuthentication:
         self,
         session: Session,
         mechanisms: Mapping[str, MechanismFactory],
-        clock: Clock,
+        clock: TimerClock,
         *,
         reauthenticate_after_ms: Mapping[str, int],
         failure_delay_ms: int,

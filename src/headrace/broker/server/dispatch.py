@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.broker.context import Context, HandlerResult
+from headrace.broker.error_responses import mirrored_error
 from headrace.broker.faults import CloseConnection
 from headrace.broker.handlers import SUPPORTED, failure_handler, supported
 from headrace.errors import BrokerError, Code, MalformedError
@@ -195,16 +196,18 @@ def _without_records(request: Message) -> Message:
 
 
 def failed_response(context: Context, request: Message, code: int, text: str) -> Message | None:
-    """Return a failed response: from the `fail_…` function of its handler, or with a top-level error code."""
+    """Return a failed response: from the `fail_…` function of its handler, with a top-level error code, or by item."""
     fail = failure_handler(context.api_key)
     if fail is not None:
         return fail(context, request, code)
+    message = None if code == Code.UNKNOWN_SERVER_ERROR else text
     cls = response_class(context.api_key)
     field = cls.fields.get("error_code")
     if field is None or context.api_version not in field.versions:
-        return None
+        # A Metadata response without brokers would be worse than none.
+        return None if context.api_key == ApiKey.METADATA else mirrored_error(context, request, code, message)
     values: dict[str, Any] = {"error_code": code}
-    if "error_message" in cls.fields and code != Code.UNKNOWN_SERVER_ERROR:
-        values["error_message"] = text
+    if "error_message" in cls.fields and message is not None:
+        values["error_message"] = message
     response: Message = cls(**values)
     return response

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.tasks import start_task
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.expiry import TransactionExpiry
@@ -62,7 +62,7 @@ class TransactionCoordinator:
     """Coordinates the transactional ids whose partition this broker leads. Event loop only."""
 
     def __init__(
-        self, internal: InternalTopics, replicas: ReplicaManager, catalog: Catalog, clock: Clock, config: Config
+        self, internal: InternalTopics, replicas: ReplicaManager, catalog: Catalog, clock: TimerClock, config: Config
     ) -> None:
         self._internal = internal
         self._clock = clock

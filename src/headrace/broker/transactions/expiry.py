@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from headrace.broker.clock import Clock, Timer
+from headrace.broker.clock import Timer, TimerClock
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.store import StatePartition, TransactionEntry, TransactionStore
 from headrace.broker.transactions.transaction import AT_REST, TransactionState
@@ -28,7 +28,7 @@ class TransactionExpiry:
     def __init__(
         self,
         store: TransactionStore,
-        clock: Clock,
+        clock: TimerClock,
         config: Config,
         start_task: StartTask,
         abort: Callable[[StatePartition, TransactionEntry], Coroutine[Any, Any, None]],

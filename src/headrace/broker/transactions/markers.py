@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.transactions.transaction import Transaction, TransactionState
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import TopicPartition
@@ -38,7 +38,7 @@ ATTEMPTS_PER_WARNING = 60
 class MarkerWriter:
     """Writes the markers of transactions."""
 
-    def __init__(self, replicas: ReplicaManager, catalog: Catalog, clock: Clock) -> None:
+    def __init__(self, replicas: ReplicaManager, catalog: Catalog, clock: TimerClock) -> None:
         self._replicas = replicas
         self._catalog = catalog
         self._clock = clock
@@ -148,7 +148,7 @@ class MarkerWriter:
         )
 
 
-async def back_off(clock: Clock, attempt: int) -> None:
+async def back_off(clock: TimerClock, attempt: int) -> None:
     """Wait before a retry, with exponential back-off."""
     done = asyncio.get_running_loop().create_future()
     timer = clock.call_later(min(BACKOFF_MS_MIN << min(attempt - 1, 10), BACKOFF_MS_MAX), done.set_result, None)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import TRANSACTION_STATE
-from headrace.broker.clock import Clock
+from headrace.broker.clock import TimerClock
 from headrace.broker.internal_topics import code_for_clients
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.transaction import Transaction, TransactionState
@@ -55,7 +55,7 @@ class TransactionEntry:
         for waiter in waiters:
             _wake(waiter)
 
-    async def settled(self, clock: Clock, timeout_ms: float) -> None:
+    async def settled(self, clock: TimerClock, timeout_ms: float) -> None:
         """Wait until no transition is pending, or for the timeout."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -88,7 +88,7 @@ class TransactionStore:
     """The entries of all transactional ids, in the log and in memory."""
 
     def __init__(
-        self, internal: InternalTopics, catalog: Catalog, clock: Clock, on_loaded: Callable[[StatePartition], None]
+        self, internal: InternalTopics, catalog: Catalog, clock: TimerClock, on_loaded: Callable[[StatePartition], None]
     ) -> None:
         self._internal = internal
         self._catalog = catalog

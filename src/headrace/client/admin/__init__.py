@@ -45,7 +45,7 @@ from headrace.client.admin.transactions import (
     TransactionListing,
 )
 from headrace.client.blocking import BlockingClient, ClientOptions, ClientSettings
-from headrace.client.clock import SYSTEM_CLOCK, Clock
+from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.types import TopicPartition
 
 __all__ = [

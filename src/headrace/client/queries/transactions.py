@@ -250,14 +250,14 @@ class TransactionHistory:
     """Whether the whole time span was read; otherwise the log was too large, or the time too short."""
 
 
-def transaction_history(admin: AdminClient, transactional_id: str, span_ms: int = HISTORY_MS) -> TransactionHistory:
+def transaction_history(admin: AdminClient, transactional_id: str) -> TransactionHistory:
     """Return the transitions of the last minutes."""
     topics = admin.describe_topics([_TOPIC], missing_ok=True)
     if _TOPIC not in topics:
         return TransactionHistory((), True)  # the topic is created with the first transaction
     tp = TopicPartition(_TOPIC, coordinator_partition(transactional_id, len(topics[_TOPIC].partitions)))
     ((start, end),) = offset_bounds(admin, [tp]).values()
-    then_ms = int(time.time() * 1000) - span_ms
+    then_ms = int(time.time() * 1000) - HISTORY_MS
     first = admin.list_offsets({tp: then_ms})[tp].offset
     begin = max(start, end - HISTORY_RECORDS_MAX, first if first >= 0 else end)
     steps, position = _read_history(admin, tp, begin, end, transactional_id)

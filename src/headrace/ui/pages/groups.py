@@ -20,6 +20,7 @@ from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, item_rows,
 from headrace.ui.view import View
 
 RECORDS, LAG_SECONDS = "lag", "lag in time"
+SHOWN_PARTITIONS_MAX = 6
 _STATES = {
     "Stable": ("●", "good"),
     "Empty": ("○", ""),
@@ -323,7 +324,7 @@ def member_row(member: Member) -> Row:
     }
 
 
-def shortened(names: list[str], shown_max: int = 6) -> str:
+def shortened(names: list[str]) -> str:
     """Join the first names, and say how many more there are."""
-    more = f" and {len(names) - shown_max:,} more" if len(names) > shown_max else ""
-    return ", ".join(names[:shown_max]) + more or formatting.UNKNOWN
+    more = f" and {len(names) - SHOWN_PARTITIONS_MAX:,} more" if len(names) > SHOWN_PARTITIONS_MAX else ""
+    return ", ".join(names[:SHOWN_PARTITIONS_MAX]) + more or formatting.UNKNOWN

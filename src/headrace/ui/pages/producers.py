@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 from nicegui import ui
 
@@ -20,13 +20,13 @@ from headrace.ui.elements import EmptyNote, Text, section
 from headrace.ui.frame import Page, frame, producer_url, topic_url, view_url
 from headrace.ui.producer_diagram import create_producer_diagram, draw_producer
 from headrace.ui.reports import ReportedProducer, last_report_text
-from headrace.ui.tables import Column, Row, ServerTable, item_rows
+from headrace.ui.tables import Column, Row, ServerTable, SortKeys, item_rows
 from headrace.ui.view import View
 
 PAGE_ROWS = 10
 RECORDS, P50, P99, USED = "records", "p50", "p99", "used"
 
-Items = Callable[[], Iterable[Any]]
+T = TypeVar("T")
 
 
 def build(view: View) -> None:
@@ -136,10 +136,10 @@ class _ProducerDetail:
             self._id = known[0].id if known else ""
         return self._view.reports.producer(self._id)
 
-    def _items(self, select: Callable[[ProducerReport], Iterable[Any]]) -> Items:
+    def _items(self, select: Callable[[ProducerReport], Iterable[T]]) -> Callable[[], Iterable[T]]:
         """Return a function that returns items of the last report; none without a report."""
 
-        def items() -> Iterable[Any]:
+        def items() -> Iterable[T]:
             producer = self._producer()
             return () if producer is None else select(producer.report)
 
@@ -169,7 +169,7 @@ class _ProducerDetail:
 # -- tables of the selected producer -------------------------------------------------------------
 
 
-def _errors_table(items: Items) -> ServerTable:
+def _errors_table(items: Callable[[], Iterable[tuple[int, ReportedError]]]) -> ServerTable:
     with section("Recent errors"):
         return ServerTable(
             "Recent errors",
@@ -197,8 +197,8 @@ def _error_row(numbered: tuple[int, ReportedError]) -> Row:
     }
 
 
-def _batches_table(items: Items) -> ServerTable:
-    keys = {"age": lambda queue: queue.age_ms, "batches": lambda queue: queue.batches}
+def _batches_table(items: Callable[[], Iterable[PartitionQueueStatus]]) -> ServerTable:
+    keys: SortKeys[PartitionQueueStatus] = {"age": lambda queue: queue.age_ms, "batches": lambda queue: queue.batches}
     with section("Queued batches by partition"):
         return ServerTable(
             "Queued batches",
@@ -230,7 +230,7 @@ def _queue_row(queue: PartitionQueueStatus) -> Row:
     }
 
 
-def _brokers_table(items: Items) -> ServerTable:
+def _brokers_table(items: Callable[[], Iterable[BrokerConnection]]) -> ServerTable:
     with section("Brokers"):
         return ServerTable(
             "Brokers of this producer",
@@ -264,7 +264,7 @@ def _broker_row(broker: BrokerConnection) -> Row:
     }
 
 
-def _topics_table(items: Items) -> ServerTable:
+def _topics_table(items: Callable[[], Iterable[TopicTotals]]) -> ServerTable:
     with section("Topics by bytes sent"):
         return ServerTable(
             "Topics of this producer",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from nicegui import ui
 
@@ -21,8 +20,8 @@ from headrace.ui.pages.transaction import (
     listed_row,
     open_row,
 )
-from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, item_rows, paged
-from headrace.ui.transaction_feeds import HANGING_MS, OPEN_MAX, TransactionFeeds
+from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, SortKeys, item_rows, paged
+from headrace.ui.transaction_feeds import HANGING_MS, OPEN_MAX, OpenTransaction, TransactionFeeds
 from headrace.ui.view import View
 
 
@@ -186,18 +185,18 @@ class _TransactionsContent:
             table.refresh()
 
 
-_OPEN_KEYS: dict[str, Any] = {
+_OPEN_KEYS: SortKeys[OpenTransaction] = {
     "id": lambda transaction: transaction.description.transactional_id,
     "state": lambda transaction: transaction.description.state,
     "age": lambda transaction: transaction_age_ms(transaction.description) or 0,
     "partitions": lambda transaction: len(transaction.description.partitions),
     "beyond_lso": lambda transaction: transaction.beyond_lso,
 }
-_HANGING_KEYS: dict[str, Any] = {
+_HANGING_KEYS: SortKeys[HangingTransaction] = {
     "topic": lambda transaction: transaction.partition,
     "written": lambda transaction: -transaction.producer.last_timestamp,
 }
-_ID_KEYS: dict[str, Any] = {
+_ID_KEYS: SortKeys[TransactionListing] = {
     "id": lambda listing: listing.transactional_id,
     "state": lambda listing: listing.state,
     "producer": lambda listing: listing.producer_id,

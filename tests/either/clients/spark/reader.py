@@ -58,7 +58,7 @@ COMMANDS = {"rows": rows, "streamed": streamed, "written": written}
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
+    responses = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of Spark and Java is not a reply
     spark = (
         SparkSession.builder.master("local[2]")
@@ -74,11 +74,11 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            answer = COMMANDS[command["do"]](spark, command)
+            response = COMMANDS[command["do"]](spark, command)
         except Exception as error:
-            answer = {"error": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            response = {"error": str(error)}
+        responses.write(json.dumps(response) + "\n")
+        responses.flush()
 
 
 main()

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from headrace.client.admin import AdminClient, TopicPartition
 from headrace.wire.api import APIS, api_name, request_class
-from headrace.wire.api.metadata import ApiVersionsRequest, ApiVersionsResponse
+from headrace.wire.api.metadata import ApiVersionsRequest
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
-from headrace.wire.schema import Message, Struct
+from headrace.wire.schema import RequestMessage, Struct
 from tests.support.peers import librdkafka
 from tests.support.peers.broker import Broker
 from tests.support.peers.connection import Connection
@@ -38,9 +38,8 @@ class World:
     def __init__(self, broker: Broker, topic: str, group: str, transactional_id: str) -> None:
         self.bootstrap, self.topic, self.group, self.transactional_id = broker.bootstrap, topic, group, transactional_id
         self.connection = Connection(broker.bootstrap)
-        answer = self.connection.call(ApiVersionsRequest(), 0)
-        assert isinstance(answer, ApiVersionsResponse)
-        self.versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        message = self.connection.call(ApiVersionsRequest(), 0)
+        self.versions = {api.api_key: (api.min_version, api.max_version) for api in message.api_keys}
         broker.create_topic(topic, 2, {"max.message.bytes": "2000000"})
         records = [Record(n, TIME + n, b"key", b"value", ()) for n in range(10)]
         assert self.connection.produce(topic, encode(records)).error_code == 0
@@ -68,14 +67,14 @@ class World:
         self.connection.close()
 
 
-class Question(NamedTuple):
+class RequestCase(NamedTuple):
     """A request: its name, its fields (without those that a version lacks), and its versions."""
 
     name: str
     fields: Callable[[World], Mapping[str, Any]]
     versions: range = ALL_VERSIONS
 
-    def ask(self, ours: World, theirs: World) -> list[str]:
+    def compare(self, ours: World, theirs: World) -> list[str]:
         """Return the differences between the responses of two brokers, one line each."""
         key = KEYS[self.name]
         first = max(ours.versions[key][0], theirs.versions[key][0])
@@ -84,15 +83,15 @@ class Question(NamedTuple):
         assert versions, f"no version of {self.name} is known to both"
         unequal = []
         for version in versions:
-            answers = [comparable(world.call(self.name, version, self.fields(world))) for world in (ours, theirs)]
-            unequal += [f"{self.name} v{version}{line}" for line in differences(*answers)]
+            values = [comparable(world.call(self.name, version, self.fields(world))) for world in (ours, theirs)]
+            unequal += [f"{self.name} v{version}{line}" for line in differences(*values)]
         return unequal
 
 
-def request(name: str, version: int, fields: Mapping[str, Any]) -> Message:
-    """A request from its fields by name; those that the version lacks are left out."""
+def request(name: str, version: int, fields: Mapping[str, Any]) -> RequestMessage[Any]:
+    """Return a request from its fields by name; those that the version lacks are left out."""
     message = _struct(request_class(KEYS[name]), version, fields)
-    assert isinstance(message, Message)
+    assert isinstance(message, RequestMessage)
     return message
 
 
@@ -112,21 +111,21 @@ def _struct(cls: type[Struct], version: int, fields: Mapping[str, Any]) -> Struc
     return cls(**values)
 
 
-def comparable(answer: Any, name: str = "") -> Any:
+def comparable(message: Any, name: str = "") -> Any:
     """Return a response as plain values, without fields that a broker may choose."""
     if name in CHOSEN:
         return ...
-    if isinstance(answer, Struct):
-        fields = {field: comparable(value, field) for field, value in zip(answer.fields, answer, strict=False)}
+    if isinstance(message, Struct):
+        fields = {field: comparable(value, field) for field, value in zip(message.fields, message, strict=False)}
         if fields.get("name") == "min.insync.replicas":
             fields["config_source"] = ...  # a new cluster of Apache's sets it for all brokers, to what it is anyway
         return fields
-    if isinstance(answer, tuple):
-        items = [comparable(item) for item in answer]
+    if isinstance(message, tuple):
+        items = [comparable(item) for item in message]
         return sorted(items, key=repr) if items and isinstance(items[0], dict) else items
-    if isinstance(answer, bytes | bytearray | memoryview):
-        return bytes(answer)
-    return answer
+    if isinstance(message, bytes | bytearray | memoryview):
+        return bytes(message)
+    return message
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:

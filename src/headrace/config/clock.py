@@ -1,4 +1,4 @@
-"""Clocks. A clock is passed to everything that waits, so that tests can control time."""
+"""Clocks. A clock is passed to everything that waits, so that tests can control time. Used by clients and broker."""
 
 from __future__ import annotations
 

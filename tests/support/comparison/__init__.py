@@ -1,5 +1,5 @@
 """Requests that are sent to two brokers, in every version that both have, to compare the responses.
 
 data, groups, transactions, admin   the requests, by area
-asking                              sends a request to both, and compares the responses
+comparing                           sends a request to both, and compares the responses
 """

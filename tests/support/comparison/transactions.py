@@ -1,39 +1,39 @@
-"""Questions about transactions and producers."""
+"""Requests about transactions and producers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.questions.asking import NOBODY, Question, World
+from tests.support.comparison.comparing import NOBODY, RequestCase, World
 
-QUESTIONS = {
-    "described producers": Question(
+CASES = {
+    "described producers": RequestCase(
         "DescribeProducers",
         lambda w: {
             "topics": [{"name": w.topic, "partition_indexes": [0, 1, 7]}, {"name": NOBODY, "partition_indexes": [0]}]
         },
     ),
-    "described transactions": Question(
+    "described transactions": RequestCase(
         "DescribeTransactions", lambda w: {"transactional_ids": [w.transactional_id, NOBODY, ""]}
     ),
-    "listed transactions": Question(
+    "listed transactions": RequestCase(
         "ListTransactions",
         lambda w: {"state_filters": ["Ongoing", "NoSuchState"], "producer_id_filters": [w.transaction[0]]},
     ),
-    "listed transactions by a bad pattern": Question(
+    "listed transactions by a bad pattern": RequestCase(
         "ListTransactions", lambda w: {"transactional_id_pattern": "("}, range(2, 9)
     ),
-    "a producer id with a time-out of nothing": Question(
+    "a producer id with a time-out of nothing": RequestCase(
         "InitProducerId", lambda w: {"transactional_id": w.transactional_id + "-0", "transaction_timeout_ms": 0}
     ),
-    "a producer id with a time-out too long": Question(
+    "a producer id with a time-out too long": RequestCase(
         "InitProducerId", lambda w: {"transactional_id": w.transactional_id + "-9", "transaction_timeout_ms": 2**31 - 1}
     ),
-    "a producer id for an empty name": Question(
+    "a producer id for an empty name": RequestCase(
         "InitProducerId", lambda w: {"transactional_id": "", "transaction_timeout_ms": 1000}
     ),
-    "a producer id of somebody else": Question(
+    "a producer id of somebody else": RequestCase(
         "InitProducerId",
         lambda w: {
             "transactional_id": w.transactional_id,
@@ -43,24 +43,24 @@ QUESTIONS = {
         },
         range(3, 9),
     ),
-    "partitions for nobody's transaction": Question("AddPartitionsToTxn", lambda w: add(w, NOBODY, 1, 0), range(4)),
-    "partitions for another's transaction": Question(
+    "partitions for nobody's transaction": RequestCase("AddPartitionsToTxn", lambda w: add(w, NOBODY, 1, 0), range(4)),
+    "partitions for another's transaction": RequestCase(
         "AddPartitionsToTxn", lambda w: add(w, w.transactional_id, 10**9, 0), range(4)
     ),
-    "partitions for an older epoch": Question(
+    "partitions for an older epoch": RequestCase(
         "AddPartitionsToTxn", lambda w: add(w, w.transactional_id, w.transaction[0], w.transaction[1] - 1), range(4)
     ),
-    "a partition that is not there for a transaction": Question(
+    "a partition that is not there for a transaction": RequestCase(
         "AddPartitionsToTxn", lambda w: add(w, w.transactional_id, *w.transaction, partitions=[0, 9]), range(4)
     ),
-    "offsets for nobody's transaction": Question(
+    "offsets for nobody's transaction": RequestCase(
         "AddOffsetsToTxn",
         lambda w: {"transactional_id": NOBODY, "producer_id": 1, "producer_epoch": 0, "group_id": w.group},
     ),
-    "the end of nobody's transaction": Question(
+    "the end of nobody's transaction": RequestCase(
         "EndTxn", lambda w: {"transactional_id": NOBODY, "producer_id": 1, "producer_epoch": 0, "committed": True}
     ),
-    "the end of another's transaction": Question(
+    "the end of another's transaction": RequestCase(
         "EndTxn",
         lambda w: {
             "transactional_id": w.transactional_id,
@@ -69,7 +69,7 @@ QUESTIONS = {
             "committed": True,
         },
     ),
-    "offsets in nobody's transaction": Question(
+    "offsets in nobody's transaction": RequestCase(
         "TxnOffsetCommit",
         lambda w: {
             "transactional_id": NOBODY,

@@ -1,20 +1,20 @@
-"""Questions about everything else that is administered."""
+"""Other admin requests."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.support.questions.asking import ID_OF_NOBODY, NOBODY, Question
+from tests.support.comparison.comparing import ID_OF_NOBODY, NOBODY, RequestCase
 
-QUESTIONS = {
-    "described options": Question(
+CASES = {
+    "described options": RequestCase(
         "DescribeConfigs",
         lambda w: {
             "include_synonyms": True,
             "resources": [{"resource_type": 2, "resource_name": w.topic, "configuration_keys": None}],
         },
     ),
-    "described options of nobody": Question(
+    "described options of nobody": RequestCase(
         "DescribeConfigs",
         lambda w: {
             "resources": [
@@ -24,7 +24,7 @@ QUESTIONS = {
             ]
         },
     ),
-    "topics that cannot be": Question(
+    "topics that cannot be": RequestCase(
         "CreateTopics",
         lambda w: {
             "validate_only": False,
@@ -56,7 +56,7 @@ QUESTIONS = {
         },
         range(1, 100),
     ),
-    "topics that could be": Question(
+    "topics that could be": RequestCase(
         "CreateTopics",
         lambda w: {
             "validate_only": True,
@@ -66,7 +66,7 @@ QUESTIONS = {
         },
         range(1, 100),
     ),
-    "deleted topics": Question(
+    "deleted topics": RequestCase(
         "DeleteTopics",
         lambda w: {
             "topic_names": [NOBODY],
@@ -74,7 +74,7 @@ QUESTIONS = {
             "timeout_ms": 5000,
         },
     ),
-    "more partitions": Question(
+    "more partitions": RequestCase(
         "CreatePartitions",
         lambda w: {
             "validate_only": True,
@@ -85,7 +85,7 @@ QUESTIONS = {
             ],
         },
     ),
-    "more partitions, as many": Question(
+    "more partitions, as many": RequestCase(
         "CreatePartitions",
         lambda w: {
             "validate_only": True,
@@ -93,7 +93,7 @@ QUESTIONS = {
             "topics": [{"name": w.topic, "partition_count": 2, "assignments": None}],
         },
     ),
-    "more partitions on a node that is not there": Question(
+    "more partitions on a node that is not there": RequestCase(
         "CreatePartitions",
         lambda w: {
             "validate_only": True,
@@ -101,7 +101,7 @@ QUESTIONS = {
             "topics": [{"name": w.topic, "partition_count": 3, "assignments": [{"broker_ids": [9]}]}],
         },
     ),
-    "deleted records": Question(
+    "deleted records": RequestCase(
         "DeleteRecords",
         lambda w: {
             "timeout_ms": 5000,
@@ -114,7 +114,7 @@ QUESTIONS = {
             ],
         },
     ),
-    "changed options": Question(
+    "changed options": RequestCase(
         "IncrementalAlterConfigs",
         lambda w: {
             "validate_only": True,
@@ -137,7 +137,7 @@ QUESTIONS = {
             ],
         },
     ),
-    "changed options, twice": Question(
+    "changed options, twice": RequestCase(
         "IncrementalAlterConfigs",
         lambda w: {
             "validate_only": True,
@@ -153,7 +153,7 @@ QUESTIONS = {
             ],
         },
     ),
-    "an option appended to that is no list": Question(
+    "an option appended to that is no list": RequestCase(
         "IncrementalAlterConfigs",
         lambda w: {
             "validate_only": True,
@@ -166,7 +166,7 @@ QUESTIONS = {
             ],
         },
     ),
-    "an option set to nothing": Question(
+    "an option set to nothing": RequestCase(
         "IncrementalAlterConfigs",
         lambda w: {
             "validate_only": True,
@@ -179,7 +179,7 @@ QUESTIONS = {
             ],
         },
     ),
-    "changed options, the old way": Question(
+    "changed options, the old way": RequestCase(
         "AlterConfigs",
         lambda w: {
             "validate_only": True,
@@ -189,13 +189,13 @@ QUESTIONS = {
             ],
         },
     ),
-    "described folders": Question(
+    "described folders": RequestCase(
         "DescribeLogDirs",
         lambda w: {"topics": [{"topic": w.topic, "partitions": [0, 1]}, {"topic": NOBODY, "partitions": [0]}]},
     ),
-    "the cluster": Question("DescribeCluster", lambda w: {"include_cluster_authorized_operations": True}),
-    "the cluster's controllers": Question("DescribeCluster", lambda w: {"endpoint_type": 2}, range(1, 9)),
-    "an election": Question(
+    "the cluster": RequestCase("DescribeCluster", lambda w: {"include_cluster_authorized_operations": True}),
+    "the cluster's controllers": RequestCase("DescribeCluster", lambda w: {"endpoint_type": 2}, range(1, 9)),
+    "an election": RequestCase(
         "ElectLeaders",
         lambda w: {
             "election_type": 0,
@@ -204,25 +204,25 @@ QUESTIONS = {
         },
         range(1, 9),
     ),
-    "reassignments": Question(
+    "reassignments": RequestCase(
         "ListPartitionReassignments",
         lambda w: {"timeout_ms": 5000, "topics": [{"name": w.topic, "partition_indexes": [0]}]},
     ),
-    "a reassignment to a node that is not there": Question(
+    "a reassignment to a node that is not there": RequestCase(
         "AlterPartitionReassignments",
         lambda w: {
             "timeout_ms": 5000,
             "topics": [{"name": w.topic, "partitions": [{"partition_index": 0, "replicas": [9]}]}],
         },
     ),
-    "a reassignment to where it is": Question(
+    "a reassignment to where it is": RequestCase(
         "AlterPartitionReassignments",
         lambda w: {
             "timeout_ms": 5000,
             "topics": [{"name": w.topic, "partitions": [{"partition_index": 0, "replicas": [1]}]}],
         },
     ),
-    "no reassignment to cancel": Question(
+    "no reassignment to cancel": RequestCase(
         "AlterPartitionReassignments",
         lambda w: {
             "timeout_ms": 5000,
@@ -232,17 +232,17 @@ QUESTIONS = {
             ],
         },
     ),
-    "SCRAM of nobody": Question("DescribeUserScramCredentials", lambda w: {"users": [{"name": NOBODY}]}),
-    "quotas of nobody": Question(
+    "SCRAM of nobody": RequestCase("DescribeUserScramCredentials", lambda w: {"users": [{"name": NOBODY}]}),
+    "quotas of nobody": RequestCase(
         "DescribeClientQuotas",
         lambda w: {"strict": True, "components": [{"entity_type": "client-id", "match_type": 0, "match": NOBODY}]},
     ),
-    "quotas of nothing known": Question(
+    "quotas of nothing known": RequestCase(
         "DescribeClientQuotas",
         lambda w: {"strict": True, "components": [{"entity_type": "planet", "match_type": 0, "match": NOBODY}]},
     ),
-    "SASL where there is none": Question("SaslHandshake", lambda w: {"mechanism": "PLAIN"}),
-    "access rights where there are none": Question(
+    "SASL where there is none": RequestCase("SaslHandshake", lambda w: {"mechanism": "PLAIN"}),
+    "access rights where there are none": RequestCase(
         "DescribeAcls",
         lambda w: {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1},
     ),

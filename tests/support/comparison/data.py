@@ -1,4 +1,4 @@
-"""Questions about topics, records and where they lie."""
+"""Requests about topics, records and offsets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from headrace.wire.layout import Record
 from headrace.wire.records import BatchProducer, encode
-from tests.support.questions.asking import ID_OF_NOBODY, NOBODY, TIME, Question, World
+from tests.support.comparison.comparing import ID_OF_NOBODY, NOBODY, TIME, RequestCase, World
 
 BATCHES = range(3, 100)
-"""Apache Kafka 4 says that it has older versions, for a client that looks for them, and hangs up."""
+"""Apache Kafka 4 advertises older versions for librdkafka (KAFKA-18659), and closes the connection on them."""
 
-QUESTIONS = {
-    "metadata of two topics": Question(
+CASES = {
+    "metadata of two topics": RequestCase(
         "Metadata",
         lambda w: {
             "topics": [{"name": w.topic}, {"name": NOBODY}],
@@ -22,8 +22,8 @@ QUESTIONS = {
         },
         range(4, 100),
     ),
-    "metadata of no topic": Question("Metadata", lambda w: {"topics": []}, range(1, 100)),
-    "metadata by id": Question(
+    "metadata of no topic": RequestCase("Metadata", lambda w: {"topics": []}, range(1, 100)),
+    "metadata by id": RequestCase(
         "Metadata",
         lambda w: {
             "allow_auto_topic_creation": False,
@@ -31,63 +31,67 @@ QUESTIONS = {
         },
         range(12, 100),
     ),
-    "metadata of a bad name": Question("Metadata", lambda w: {"topics": [{"name": "no/name"}]}),
-    "described partitions": Question(
+    "metadata of a bad name": RequestCase("Metadata", lambda w: {"topics": [{"name": "no/name"}]}),
+    "described partitions": RequestCase(
         "DescribeTopicPartitions",
         lambda w: {"topics": [{"name": w.topic}, {"name": NOBODY}], "response_partition_limit": 100},
     ),
-    "described partitions, one at a time": Question(
+    "described partitions, one at a time": RequestCase(
         "DescribeTopicPartitions", lambda w: {"topics": [{"name": w.topic}], "response_partition_limit": 1}
     ),
-    "described partitions from a cursor on": Question(
+    "described partitions from a cursor on": RequestCase(
         "DescribeTopicPartitions",
         lambda w: {"topics": [{"name": w.topic}], "cursor": {"topic_name": w.topic, "partition_index": 1}},
     ),
-    "offsets of ends": Question("ListOffsets", lambda w: offsets(w.topic, *((n, -1, -1) for n in (0, 1, 7)))),
-    "offsets by time": Question("ListOffsets", lambda w: offsets(w.topic, (0, TIME + 5, 0), isolation=1)),
-    "offsets of nobody": Question("ListOffsets", lambda w: offsets(NOBODY, (0, -2, 0))),
-    "offsets of an epoch to come": Question("ListOffsets", lambda w: offsets(w.topic, (0, -1, 5)), range(4, 100)),
-    "offsets of an open transaction": Question("ListOffsets", lambda w: offsets(w.topic, (1, -1, -1), isolation=1)),
-    "the offset with the highest time": Question("ListOffsets", lambda w: offsets(w.topic, (0, -3, -1)), range(7, 100)),
-    "the end of an epoch": Question("OffsetForLeaderEpoch", lambda w: epoch_ends(w.topic, 0)),
-    "the end of an epoch to come": Question("OffsetForLeaderEpoch", lambda w: epoch_ends(w.topic, 9)),
-    "the end of nobody's epoch": Question("OffsetForLeaderEpoch", lambda w: epoch_ends(NOBODY, 0)),
-    "fetched records": Question("Fetch", lambda w: fetch(w, 0, 0)),
-    "fetched from the middle": Question("Fetch", lambda w: fetch(w, 0, 7)),
-    "fetched at the end": Question("Fetch", lambda w: fetch(w, 0, 10)),
-    "fetched past the end": Question("Fetch", lambda w: fetch(w, 0, 11)),
-    "fetched from a partition that is not there": Question("Fetch", lambda w: fetch(w, 9, 0)),
-    "fetched with an epoch to come": Question("Fetch", lambda w: fetch(w, 0, 0, current_leader_epoch=3), range(9, 100)),
-    "fetched of an open transaction": Question("Fetch", lambda w: fetch(w, 1, 0, isolation_level=1)),
-    "fetched by an unknown session": Question(
+    "offsets of ends": RequestCase("ListOffsets", lambda w: offsets(w.topic, *((n, -1, -1) for n in (0, 1, 7)))),
+    "offsets by time": RequestCase("ListOffsets", lambda w: offsets(w.topic, (0, TIME + 5, 0), isolation=1)),
+    "offsets of nobody": RequestCase("ListOffsets", lambda w: offsets(NOBODY, (0, -2, 0))),
+    "offsets of an epoch to come": RequestCase("ListOffsets", lambda w: offsets(w.topic, (0, -1, 5)), range(4, 100)),
+    "offsets of an open transaction": RequestCase("ListOffsets", lambda w: offsets(w.topic, (1, -1, -1), isolation=1)),
+    "the offset with the highest time": RequestCase(
+        "ListOffsets", lambda w: offsets(w.topic, (0, -3, -1)), range(7, 100)
+    ),
+    "the end of an epoch": RequestCase("OffsetForLeaderEpoch", lambda w: epoch_ends(w.topic, 0)),
+    "the end of an epoch to come": RequestCase("OffsetForLeaderEpoch", lambda w: epoch_ends(w.topic, 9)),
+    "the end of nobody's epoch": RequestCase("OffsetForLeaderEpoch", lambda w: epoch_ends(NOBODY, 0)),
+    "fetched records": RequestCase("Fetch", lambda w: fetch(w, 0, 0)),
+    "fetched from the middle": RequestCase("Fetch", lambda w: fetch(w, 0, 7)),
+    "fetched at the end": RequestCase("Fetch", lambda w: fetch(w, 0, 10)),
+    "fetched past the end": RequestCase("Fetch", lambda w: fetch(w, 0, 11)),
+    "fetched from a partition that is not there": RequestCase("Fetch", lambda w: fetch(w, 9, 0)),
+    "fetched with an epoch to come": RequestCase(
+        "Fetch", lambda w: fetch(w, 0, 0, current_leader_epoch=3), range(9, 100)
+    ),
+    "fetched of an open transaction": RequestCase("Fetch", lambda w: fetch(w, 1, 0, isolation_level=1)),
+    "fetched by an unknown session": RequestCase(
         "Fetch", lambda w: fetch(w, 0, 0, session_id=77, session_epoch=5), range(7, 100)
     ),
-    "records with a bad checksum": Question("Produce", lambda w: produce(w, broken(batch())), BATCHES),
-    "records for a partition that is not there": Question(
+    "records with a bad checksum": RequestCase("Produce", lambda w: produce(w, broken(batch())), BATCHES),
+    "records for a partition that is not there": RequestCase(
         "Produce", lambda w: produce(w, batch(), partition=9), BATCHES
     ),
-    "records with acks that do not exist": Question("Produce", lambda w: produce(w, batch(), acks=7), BATCHES),
-    "records that are none": Question("Produce", lambda w: produce(w, b""), BATCHES),
-    "records that are too short": Question("Produce", lambda w: produce(w, batch()[:40]), BATCHES),
-    "records with a sequence out of order": Question(
+    "records with acks that do not exist": RequestCase("Produce", lambda w: produce(w, batch(), acks=7), BATCHES),
+    "records that are none": RequestCase("Produce", lambda w: produce(w, b""), BATCHES),
+    "records that are too short": RequestCase("Produce", lambda w: produce(w, batch()[:40]), BATCHES),
+    "records with a sequence out of order": RequestCase(
         "Produce", lambda w: produce(w, batch(BatchProducer(w.producer_id, 0, 55, False))), BATCHES
     ),
-    "records of a transaction without its name": Question(
+    "records of a transaction without its name": RequestCase(
         "Produce", lambda w: produce(w, batch(BatchProducer(w.producer_id, 0, 0, True))), BATCHES
     ),
-    "records of nobody's transaction": Question(
+    "records of nobody's transaction": RequestCase(
         "Produce",
         lambda w: produce(w, batch(BatchProducer(w.producer_id, 0, 0, True)), transactional_id=NOBODY),
         BATCHES,
     ),
-    "records for the broker's own topic": Question(
+    "records for the broker's own topic": RequestCase(
         "Produce", lambda w: produce(w, batch(), topic="__consumer_offsets"), range(3, 13)
     ),
 }
 
 
 def offsets(topic: str, *requested: tuple[int, int, int], isolation: int = 0) -> dict[str, Any]:
-    """Each is a partition, a time (or -1 and so on for an end), and the epoch that its leader is thought to have."""
+    """Each row is a partition, a timestamp (negative: an end), and the current leader epoch."""
     names = ("partition_index", "timestamp", "current_leader_epoch")
     partitions = [dict(zip(names, values, strict=True)) for values in requested]
     return {"replica_id": -1, "isolation_level": isolation, "topics": [{"name": topic, "partitions": partitions}]}
