@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 from headrace.spark.python_process import REUSED
 
@@ -42,13 +43,13 @@ print(json.dumps(facts))
 """
 
 
-def facts_of_process(**environment: str) -> dict[str, object]:
+def facts_of_process(**environment: str) -> dict[str, Any]:
     variables = {name: value for name, value in os.environ.items() if name != REUSED} | environment
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=PROCESS_SECONDS_MAX, env=variables
     )
     assert done.returncode == 0, done.stderr
-    facts: dict[str, object] = json.loads(done.stdout)
+    facts: dict[str, Any] = json.loads(done.stdout)
     return facts
 
 
