@@ -14,51 +14,33 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
-
+from bench.empty_sink import EmptyDataSource
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.spark import session
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 ROWS = 4_000_000
 PARTITIONS = 4
 KEYS = 10_000
 VALUE_BYTES = 100
 STREAM_ROWS = 100
-STREAM_BATCHES = 25
+STREAM_BATCHES = 20
 STREAM_WARM_UP_BATCHES = 8
 STREAM_SECONDS_MAX = 120
 # The usual size for throughput; Spark's connector is measured both ways.
 TUNED = {"kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
 PARTS = ("sink", "source", "embedded", "stream")
-Samples = dict[str, list[float]]
-
-
-class DroppingSource(DataSource):
-    """`format("dropping")`: rows come to Python as Arrow batches, and no further."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "dropping"
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        return DroppingWriter()
-
-
-class DroppingWriter(DataSourceArrowWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        for _ in iterator:
-            pass
-        return WriterCommitMessage()
+STREAM_ROUNDS = 2
+Milliseconds = dict[str, float]
+T = TypeVar("T")
 
 
 class Topics:
@@ -107,9 +89,8 @@ class Rounds:
         }
 
     def embedded_jobs(self) -> dict[str, Callable[[], float]]:
-        self._spark.dataSource.register(DroppingSource)
         return {
-            "dropped in Python": lambda: self._timed_save("dropping", {}),
+            "dropped in Python": lambda: self._timed_save("empty", {}),
             "headrace, embedded broker": lambda: self._write(self._embedded, "headrace", {}),
         }
 
@@ -168,17 +149,19 @@ class Rounds:
 
     # -- streams -------------------------------------------------------------------------------
 
-    def stream_jobs(self) -> dict[str, Callable[[], list[float]]]:
-        exactly, plainly = {"delivery": "exactly-once"}, {"delivery": "at-least-once"}
-        return {
-            "connector": lambda: self._stream("kafka", {}),
-            "headrace, at-least-once": lambda: self._stream("headrace", plainly),
-            "headrace, exactly-once": lambda: self._stream("headrace", exactly),
-            "headrace, exactly-once, parallel": lambda: self._stream("headrace", {"commit.mode": "parallel"}),
+    def stream_jobs(self) -> dict[str, Callable[[], list[Milliseconds]]]:
+        """Our sinks have the name of their job: bench.spark finds their own times by it in the log."""
+        jobs = {
+            "connector": ("kafka", {}),
+            "empty-python-sink": ("empty", {}),
+            "at-least-once": ("headrace", {"delivery": "at-least-once"}),
+            "exactly-once": ("headrace", {"sink.id": "exactly-once"}),
+            "exactly-once-parallel": ("headrace", {"sink.id": "exactly-once-parallel", "commit.mode": "parallel"}),
         }
+        return {label: partial(self._stream, kind, options) for label, (kind, options) in jobs.items()}
 
-    def _stream(self, kind: str, options: dict[str, str]) -> list[float]:
-        """Return the duration of each small batch after the warm-up."""
+    def _stream(self, kind: str, options: dict[str, str]) -> list[Milliseconds]:
+        """Return the phases of each small batch after the warm-up, as Spark reports them."""
         topic = self._kafka.new()
         options = {"kafka.bootstrap.servers": self._kafka.bootstrap, "topic": topic, **options}
         source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", STREAM_ROWS)
@@ -191,14 +174,14 @@ class Rounds:
                 while len(started.recentProgress) < STREAM_WARM_UP_BATCHES + STREAM_BATCHES:
                     if started.exception() or time.monotonic() > deadline:
                         raise SystemExit(f"{kind} {options}: {started.exception() or 'too few batches'}")
-                    time.sleep(0.2)
+                    time.sleep(0.5)
                 progress = started.recentProgress
             finally:
                 started.stop()
         self._kafka.remove(topic)
         batches = progress[STREAM_WARM_UP_BATCHES : STREAM_WARM_UP_BATCHES + STREAM_BATCHES]
-        assert all(one.numInputRows == STREAM_ROWS for one in batches)
-        return [one.durationMs["triggerExecution"] / 1000 for one in batches]
+        assert all(batch.numInputRows == STREAM_ROWS for batch in batches)
+        return [dict(batch.durationMs) for batch in batches]
 
 
 def keyed_rows(spark: SparkSession, rows: int, partitions: int = PARTITIONS) -> DataFrame:
@@ -215,15 +198,15 @@ def say(text: str) -> None:
         print(file=sys.stderr, flush=True)
 
 
-def take_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> Samples:
-    """Return the seconds by job. The first round is a warm-up and does not count."""
-    samples: Samples = {label: [] for label in jobs}
+def take_turns(jobs: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Return the results by job. The first round is a warm-up and does not count."""
+    samples: dict[str, list[T]] = {label: [] for label in jobs}
     for number in range(-1, rounds):
         for label, job in random.Random(number).sample(list(jobs.items()), len(jobs)):
             say(f"round {number + 1} of {rounds}: {label}")
-            result = job()
+            sample = job()
             if number >= 0:
-                samples[label] += result if isinstance(result, list) else [result]
+                samples[label].append(sample)
     return samples
 
 
@@ -241,9 +224,11 @@ def main() -> None:
     settings = {"spark.jars": options.jars, "spark.driver.memory": "4g"}
     spark = session("headrace-bench", "local[*]", settings, log_level="OFF")
     kafka, embedded = Topics(options.kafka), Topics(options.embedded)
+    spark.dataSource.register(EmptyDataSource)
     rounds = Rounds(spark, kafka, embedded, options.rows)
     parts = options.only.split(",")
-    results: dict[str, Samples] = {}
+    seconds: dict[str, dict[str, list[float]]] = {}
+    batches: dict[str, list[Milliseconds]] = {}
     try:
         for part, jobs in (
             ("sink", rounds.sink_jobs),
@@ -251,15 +236,16 @@ def main() -> None:
             ("embedded", rounds.embedded_jobs),
         ):
             if part in parts:
-                results[part] = take_turns(jobs(), options.rounds)
+                seconds[part] = take_turns(jobs(), options.rounds)
         if "stream" in parts:
-            results["stream"] = take_turns(rounds.stream_jobs(), max(2, options.rounds // 2))
+            for label, runs in take_turns(rounds.stream_jobs(), STREAM_ROUNDS).items():
+                batches[label] = [batch for run in runs for batch in run]
     finally:
         say("")
         kafka.close()
         embedded.close()
         spark.stop()
-    options.output.write_text(json.dumps({"rows": options.rows, "seconds": results}))
+    options.output.write_text(json.dumps({"rows": options.rows, "seconds": seconds, "batches": batches}))
 
 
 if __name__ == "__main__":

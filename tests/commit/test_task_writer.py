@@ -143,6 +143,13 @@ def test_few_rows_are_sent_inline_in_the_report(rig, mode):
     assert rig.rows() == []
 
 
+def test_inline_rows_of_all_tasks_are_one_batch_of_their_topic(rig):
+    reports = [rig.task([f"{task}-1"], [f"{task}-2"], commit__mode="inline") for task in range(3)]
+    ((topic, columns),) = merged(reports)
+    assert topic == rig.topic
+    assert columns["value"].to_pylist() == ["0-1", "0-2", "1-1", "1-2", "2-1", "2-2"]
+
+
 def test_a_task_with_too_many_inline_bytes_writes_all_rows_in_a_transaction(rig):
     parts = [[f"{number:0100d}"] for number in range(50)]
     report = rig.task(*parts, commit__mode="auto", commit__inline__bytes__max="2000")

@@ -21,7 +21,8 @@ import json, os, sys
 import headrace.spark
 spark = headrace.spark.session(config={"spark.driver.memory": "512m"})
 facts = {name: spark.conf.get(name) for name in (
-    "spark.ui.enabled", "spark.driver.host", "spark.sql.execution.arrow.maxRecordsPerBatch")}
+    "spark.ui.enabled", "spark.driver.host", "spark.python.unix.domain.socket.enabled",
+    "spark.sql.execution.arrow.maxRecordsPerBatch")}
 facts["python"] = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).first()
 facts["rows"] = spark.range(10).count()
 facts["source"] = spark.read.format("headrace").option("subscribe", "t").option(
@@ -46,6 +47,31 @@ def test_the_version_of_the_workers_is_checked(spark, monkeypatch):
         check_workers(spark)
 
 
+@pytest.mark.every_run
+def test_a_python_worker_is_prepared_for_small_batches(spark):
+    """Spark's session here talks to its workers by TCP."""
+
+    def measured(_: int) -> tuple[int, bool]:  # local: pickled by value
+        import gc
+        import os
+        import socket
+        import sys
+
+        from headrace.spark.python_process import prepare_process
+
+        prepare_process()
+        frame = sys._getframe()
+        while frame.f_back is not None and "outfile" not in frame.f_locals:
+            frame = frame.f_back
+        with socket.socket(fileno=os.dup(frame.f_locals["outfile"].fileno())) as connection:
+            is_delayed = not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        return gc.get_freeze_count(), is_delayed
+
+    frozen, is_delayed = spark.sparkContext.parallelize([0], 1).map(measured).first()
+    assert frozen > 1000  # the modules of PySpark and headrace
+    assert not is_delayed
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * PROCESS_SECONDS_MAX)
 def test_a_new_session_is_quiet_and_has_the_format(tmp_path):
@@ -57,6 +83,7 @@ def test_a_new_session_is_quiet_and_has_the_format(tmp_path):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["spark.ui.enabled"] == "false"
+    assert facts["spark.python.unix.domain.socket.enabled"] == "true"
     assert facts["spark.driver.host"] == "127.0.0.1"
     assert facts["spark.sql.execution.arrow.maxRecordsPerBatch"] == "50000"
     assert (facts["python"], facts["rows"]) == (sys.executable, 10)

@@ -19,8 +19,11 @@ from headrace.spark.commit_reporter import (
     close_reporter,
     commit_reporter,
     reported,
+    task_phases,
 )
+from headrace.spark.commit_times import TaskPhases
 from headrace.spark.sink_options import SinkOptions
+from headrace.spark.task_writer import Report, TaskAttempt
 from headrace.telemetry.listeners import CommitPhase
 from headrace.telemetry.models import BatchOutcome
 from tests.support.listening_view import ListeningView
@@ -211,6 +214,17 @@ def test_without_a_view_nothing_is_reported():
     assert commit_reporter(SinkOptions.parse(KAFKA, is_stream=True), "sink", "query", "run") is None
     commit(None, 0, list(CommitPhase))
     assert batch_report(0, []).rows == 0
+
+
+def test_phases_of_a_batch_before_its_commit():
+    def report(started_ms: int, ended_ms: int) -> Report:
+        times = TaskTimes(planned_ms=1000, plan_ms=4.0, started_ms=started_ms, ended_ms=ended_ms)
+        return Report(TaskAttempt("sink", "query", "run", 0, 0, 0), times=times)
+
+    phases = task_phases([report(1030, 1040), report(1020, 1035)], now_ms=1047)
+    assert phases == TaskPhases(plan_ms=4.0, launch_ms=16.0, write_ms=20, collect_ms=7)
+    assert task_phases([report(990, 980)], now_ms=970) == TaskPhases(plan_ms=4.0)  # clocks of several hosts
+    assert task_phases([], now_ms=0) == TaskPhases()
 
 
 def test_sink_options_apply_to_the_producers_of_tasks():

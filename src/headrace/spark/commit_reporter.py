@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config.clock import SYSTEM_CLOCK
 from headrace.spark import commit_feed
-from headrace.spark.commit_times import rounded
+from headrace.spark.commit_times import TaskPhases, rounded
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.worker import PerRun
 from headrace.telemetry.listeners import NULL_COMMIT_LISTENER, CommitListener, CommitPhase
@@ -55,6 +55,21 @@ class TaskTimes:
     sent_bytes: int = 0
 
 
+def task_phases(reports: Sequence[Report], now_ms: int) -> TaskPhases:
+    """Return how long the tasks of a batch took, and Spark around them, if the commit begins now."""
+    if not reports:
+        return TaskPhases()
+    times = [report.times for report in reports]
+    plan_ms = max(task.plan_ms for task in times)
+    started_ms, ended_ms = min(task.started_ms for task in times), max(task.ended_ms for task in times)
+    return TaskPhases(
+        plan_ms,
+        max(0.0, started_ms - min(task.planned_ms for task in times) - plan_ms),
+        max(0, ended_ms - started_ms),
+        max(0, now_ms - ended_ms),
+    )
+
+
 def batch_report(number: int, reports: Sequence[Report]) -> BatchReport:
     """Summarize the reports of the tasks of a batch."""
     now_ms = SYSTEM_CLOCK.time_ms()
@@ -69,10 +84,9 @@ def batch_report(number: int, reports: Sequence[Report]) -> BatchReport:
         began_ms=now_ms,
     )
     if reports:
-        times = [report.times for report in reports]
-        batch.plan_ms = max(task.plan_ms for task in times)
-        batch.write_ms = max(0, max(task.ended_ms for task in times) - min(task.started_ms for task in times))
-        batch.began_ms = min(task.planned_ms for task in times) or now_ms
+        phases = task_phases(reports, now_ms)
+        batch.plan_ms, batch.write_ms = phases.plan_ms, phases.write_ms
+        batch.began_ms = min(report.times.planned_ms for report in reports) or now_ms
         batch.spark_ms = max(0.0, now_ms - batch.began_ms - batch.plan_ms - batch.write_ms)
     return batch
 

@@ -19,6 +19,19 @@ _log = logging.getLogger("headrace.spark")
 _MARK = " is committed {"
 
 
+@dataclass(frozen=True, slots=True)
+class TaskPhases:
+    """What a batch has taken before its commit began. Clocks of several hosts are compared: never below zero."""
+
+    plan_ms: float = 0.0
+    launch_ms: float = 0.0
+    """From the end of planning until the first task writes: Spark's."""
+    write_ms: float = 0.0
+    """From the first task that writes until the last one has written."""
+    collect_ms: float = 0.0
+    """From the end of the last task until the commit begins: Spark's."""
+
+
 @dataclass(slots=True)
 class CommitTimes:
     """The times of one commit of a batch."""
@@ -27,6 +40,11 @@ class CommitTimes:
     rows: int = 0
     transactions: int = 0
     had_retries: bool = False
+    plan_ms: float = 0.0
+    launch_ms: float = 0.0
+    write_ms: float = 0.0
+    collect_ms: float = 0.0
+    """As in `TaskPhases`."""
     begin_ms: float = 0.0
     """Taking the sink lock and reading the decisions, if the process has just started or has lost the lock."""
     check_ms: float = 0.0
@@ -39,6 +57,10 @@ class CommitTimes:
     @property
     def total_ms(self) -> float:
         return self.begin_ms + self.check_ms + self.decide_ms + self.end_ms + self.clean_ms
+
+    def set_phases(self, phases: TaskPhases) -> None:
+        self.plan_ms, self.launch_ms = phases.plan_ms, phases.launch_ms
+        self.write_ms, self.collect_ms = phases.write_ms, phases.collect_ms
 
     @classmethod
     def of_line(cls, line: str) -> Self | None:

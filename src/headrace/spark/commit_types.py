@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from headrace.spark.commit_times import TaskPhases
 from headrace.spark.decisions import Decision, Fingerprint, TaskTransaction
 from headrace.spark.holders import Holders
 from headrace.spark.origins import OriginReport
@@ -35,6 +36,7 @@ class Batch:
     """Of all rows; None if unknown, then rows are only counted."""
     origin: OriginReport | None = None
     """The source offsets of the rows; None without the option source.offsets."""
+    phases: TaskPhases = field(default_factory=TaskPhases)
 
     @property
     def inline_rows(self) -> int:

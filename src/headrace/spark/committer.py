@@ -115,6 +115,7 @@ class Committer:
     def _commit_once(self, batch: Batch) -> None:
         is_first = not self._has_begun
         watch, times = Stopwatch(), CommitTimes(batch.number, batch.rows, len(batch.transactions), batch.had_retries)
+        times.set_phases(batch.phases)
         # Batches of a run are numbered without a gap: after a gap, another process of this run has the lock.
         # A batch that looks stale may have been planned with decisions that this process has not read yet.
         is_stale = self._replays.is_stale(batch, self._decisions)

@@ -46,13 +46,17 @@ class HeadraceDataSource(DataSource):
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from headrace.spark.python_process import prepare_process
         from headrace.spark.sink import BatchWriter
 
+        prepare_process()
         return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        from headrace.spark.python_process import prepare_process
         from headrace.spark.sink import StreamWriter
 
+        prepare_process()
         return StreamWriter(self.options, schema, overwrite, is_planning=not self._is_unpickled)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
 from headrace.spark.application_notes import is_noted, note
 from headrace.spark.columns import Limits, check_schema
-from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported
+from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported, task_phases
 from headrace.spark.commit_times import Stopwatch
 from headrace.spark.commit_types import WRITE_PREFIX, Batch
 from headrace.spark.committer import Committer
@@ -39,6 +39,7 @@ from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.log_setup import log_context, set_up_log
 from headrace.spark.origins import KnownOrigins, known_origins
+from headrace.spark.python_process import prepare_process
 from headrace.spark.shipping import Shipped
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
@@ -232,6 +233,7 @@ def _batch(reports: list[Report], number: int, *, erase_decision: bool = False) 
         erase_decision=erase_decision,
         fingerprint=sum((report.fingerprint for report in reports), Fingerprint()),
         origin=reduce(operator.add, origins) if origins else None,
+        phases=task_phases(reports, SYSTEM_CLOCK.time_ms()),
     )
 
 
@@ -250,6 +252,7 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
         self._sink = self._options.sink_id or f"headrace-write-{name}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        prepare_process()
         task = current_task_attempt(self._sink, self._run, self._query)
         return TaskWriter(self._options, task, self._limits).write(iterator, self._times)
 
@@ -305,6 +308,7 @@ class _StreamWriter(Shipped):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         assert self._limits is not None, "this writer was not planned"
+        prepare_process()
         task = current_task_attempt(self._options.sink_id, None)
         return TaskWriter(self._options, task, self._limits, self._known).write(iterator, self._times)
 

@@ -34,6 +34,7 @@ from headrace.spark.planning import (
     report_recreated,
     split,
 )
+from headrace.spark.python_process import prepare_process
 from headrace.spark.shipping import Shipped
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
 from headrace.spark.source_progress import with_figures
@@ -116,6 +117,7 @@ def read_partition(
     if isinstance(partition, RangePartition):
         from headrace.spark.reading import read_range  # imports Arrow, which planning does not need
 
+        prepare_process()
         with log_context(source=partition.value):
             yield from read_range(options, columns, partition.value)
 

@@ -353,5 +353,14 @@ def from_ipc(data: bytes) -> pa.RecordBatch:
 
 
 def merged(reports: list[Report]) -> list[tuple[str, pa.RecordBatch]]:
-    """Return the inline rows of all tasks, in order."""
-    return [(topic, from_ipc(data)) for report in reports for topic, data in report.inline]
+    """Return the inline rows of all tasks, in order: one batch for each topic, for one request to its leaders."""
+    batches: dict[tuple[str, pa.Schema], list[pa.RecordBatch]] = {}
+    for report in reports:
+        for topic, data in report.inline:
+            columns = from_ipc(data)
+            batches.setdefault((topic, columns.schema), []).append(columns)
+    return [
+        (topic, batch)
+        for (topic, _), parts in batches.items()
+        for batch in (parts if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches())
+    ]
