@@ -43,7 +43,8 @@ def _spark_source() -> Mapping[str, Option]:
 
 def _spark_source_kafka() -> Mapping[str, Option]:
     from headrace.producer.options import PRODUCER_OPTIONS
-    from headrace.spark.consumer_options import CONSUMER_OPTIONS, PREFIX
+    from headrace.spark.consumer_options import CONSUMER_OPTIONS
+    from headrace.spark.kafka_options import PREFIX
 
     # Those of security and connections are the producer's, and are in its table.
     return {PREFIX + name: one for name, one in CONSUMER_OPTIONS.items() if PRODUCER_OPTIONS.get(name) is not one}
