@@ -21,7 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from headrace.spark.commit_times import LEVEL, CommitTimes
+from headrace.spark.commit_times import CommitTimes
+from headrace.spark.log_setup import LEVEL
 
 ROOT = Path(__file__).parent.parent
 

@@ -17,8 +17,11 @@ pytest.importorskip("pyspark")
 
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.spark.commit_reporter import CommitReporter, TaskTimes, reported
+from headrace.spark.query_figures import QueryFigures
+from headrace.spark.query_view import QueryReporter
 from headrace.spark.sink_options import SinkOptions
 from headrace.telemetry.listeners import CommitPhase
+from headrace.ui import formatting
 from tests.support.small_pipeline import add_files, small_pipeline
 from tests.support.topics import unique
 
@@ -115,6 +118,32 @@ def test_diagram_shows_the_phase_of_the_current_batch(page: Page, reporter):
         expect(diagram.locator("g").filter(has_text="commit the tasks")).to_contain_text("now")
     expect(diagram).to_contain_text("Between commits")
     expect(diagram.locator("g").filter(has_text="rows visible to")).to_contain_text("last")
+
+
+def test_lag_of_a_query_is_shown_by_topic(page: Page, live, shot):
+    name, newest_ms = unique("copy"), 1_700_000_000_123
+    latest = {"orders": {"0": 1000, "1": 1000}, "refunds": {"0": 12}}
+    figures = {"@source": "orders, refunds at kafka:9092", "@newest": {"orders": "2023-11-14T22:13:20.123Z"}}
+    query = QueryFigures("id", "run", name)
+    reporter = QueryReporter(live.url, None)
+    for batch, at in enumerate((100, 600)):
+        end = {"orders": {"0": at, "1": at}, "refunds": {"0": 10}}
+        source = {"endOffset": end, "latestOffset": {**latest, **figures}}
+        query.add_progress({"batchId": batch, "numInputRows": 1000, "sources": [source]})
+        reporter.update(query, [])
+    page.goto(f"/pipelines?name={name}")
+    rows = page.locator('.hr-table[aria-label="Sources"]').get_by_role("row")
+    for text in ("orders, refunds at kafka:9092", "800 records", formatting.moment_ms(newest_ms)):
+        expect(rows.nth(1)).to_contain_text(text)
+    expect(rows.nth(2)).to_contain_text("2 records")
+    expect(rows.get_by_role("link", name="orders", exact=True)).to_have_attribute("href", "/topics/orders")
+    expect(page.locator('[data-tile="Source lag"] .hr-tile-figure')).to_have_text("802")
+    expect(page.get_by_role("img", name="Source lag, last 15 minutes").locator("svg")).to_be_visible()
+    shot(page, "pipelines-lag")
+    query.end(None)
+    reporter.update(query, [])
+    reporter.close()
+    expect(page.locator('[data-tile="State"] .hr-tile-figure')).to_have_text("stopped")
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def test_view_that_never_responds_does_not_delay_commits(view):
     view.may_respond.clear()
     reporter = CommitReporter(options(view.url), "sink", "query", "run")
     commit(reporter, 0, PARALLEL)
-    eventually("a post in progress", lambda: reporter._sender._connection is not None)
+    eventually("a post in progress", lambda: view.request_count)
     began = time.perf_counter()
     for number in range(1, 101):
         commit(reporter, number, PARALLEL)

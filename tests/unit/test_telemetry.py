@@ -25,6 +25,8 @@ from headrace.telemetry.models import (
     ProducerTotals,
     ReportedError,
     SendSteps,
+    SourceReport,
+    TopicLag,
     TopicTotals,
     TransactionStatus,
 )
@@ -52,7 +54,13 @@ COMMITS = CommitReport(
     now=CurrentBatch(batch=2, since_ms=5),
     batches=(BatchReport(batch=1, sequence=1, rows=10, decide_ms=2.5, outcome="committed"),),
 )
-DRIVER = PipelineReport(**ENVELOPE, name="orders", state="running", totals=PipelineTotals(rows=10, behind=7))
+DRIVER = PipelineReport(
+    **ENVELOPE,
+    name="orders",
+    state="running",
+    totals=PipelineTotals(rows=10, behind=7),
+    sources=(SourceReport("orders at kafka:9092", 7, (TopicLag("orders", 2, 7, 1_700_000_000_123),)),),
+)
 
 
 def changed(report, **fields):

@@ -33,8 +33,8 @@ from headrace.demo.driver_process import descendants
 from headrace.demo.orders import write_orders
 from headrace.demo.outcome import BatchTimes, DemoOutcome
 from headrace.errors import HeadraceError
-from headrace.spark.commit_times import LOG_FORMAT
 from headrace.spark.local_session import find_java
+from headrace.spark.log_setup import LOG_FORMAT
 
 END_SECONDS_MAX = 600.0
 LAST_ROW_SECONDS_MAX = 30.0

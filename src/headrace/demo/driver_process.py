@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.spark.commit_times import LEVEL, CommitTimes
+from headrace.spark.commit_times import CommitTimes
 from headrace.spark.local_session import package_root
+from headrace.spark.log_setup import LEVEL
 
 KILL_SECONDS_MAX = 10.0
 LOG_TAIL_BYTES = 3000

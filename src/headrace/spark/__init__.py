@@ -3,6 +3,7 @@
     DataFrame → sink → task_writer (executors) → committer (driver) → decisions      `format("headrace")`, written
     source, planning (driver) → reading (executors) → DataFrame                      `format("headrace")`, read
     pipeline_file → Pipeline → progress                                              `headrace pipeline`
+    query_listener: log, metrics and live view of streaming queries                  `headrace.spark.listener()`
     auditing: compares the rows of a source with the records of a topic              `headrace audit`
     local_session: a Spark session with Java, interpreter and package set up
     session_settings: the settings and the interpreter for a session that you build yourself
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from headrace.spark.datasource import HeadraceDataSource
     from headrace.spark.local_session import session
     from headrace.spark.pipeline import Pipeline
+    from headrace.spark.query_listener import listener
     from headrace.spark.session_settings import configure
 
-__all__ = ["HeadraceDataSource", "Pipeline", "audit", "configure", "session"]
+__all__ = ["HeadraceDataSource", "Pipeline", "audit", "configure", "listener", "session"]
 
 # No module has the name of a function that it exports: importing the module would replace the function.
 _MODULES = {
@@ -30,6 +32,7 @@ _MODULES = {
     "Pipeline": "pipeline",
     "audit": "auditing",
     "configure": "session_settings",
+    "listener": "query_listener",
     "session": "local_session",
 }
 

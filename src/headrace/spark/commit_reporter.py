@@ -1,9 +1,10 @@
-"""Reports the commits of a sink to a live view: every batch phase by phase, and the one that is being committed.
+"""Reports the commits of a sink: every batch phase by phase, and to a live view also the one that is being committed.
 
     planning, tasks → TaskTimes in their reports ↘
-    Committer → CommitListener: CommitReporter → CommitReport → ReportSender's thread → POST
+    Committer → CommitListener: CommitReporter → PendingBatches → ReportSender's thread → POST      with view.url
+                                               ↘ commit_feed.append → QueryListener                 with a listener
 
-Noting a phase costs a microsecond. Everything that may wait or fail happens on the sender's thread.
+Noting a phase costs a microsecond, the line of a batch 60. What may wait happens on the sender's thread.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.config.clock import SYSTEM_CLOCK
+from headrace.spark import commit_feed
 from headrace.spark.commit_times import TaskPhases, rounded
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.worker import PerRun
@@ -89,11 +91,41 @@ def batch_report(number: int, reports: Sequence[Report]) -> BatchReport:
     return batch
 
 
+class PendingBatches:
+    """Batches of a run that the view has not acknowledged yet. Added by one thread, removed by the sender's."""
+
+    def __init__(self) -> None:
+        self._sequence = 0
+        self._batches: deque[BatchReport] = deque(maxlen=BATCHES_MAX)
+
+    def add(self, batch: BatchReport) -> None:
+        self._sequence += 1
+        batch.sequence = self._sequence
+        self._batches.append(batch)
+
+    def report(self, base: CommitReport, current: CurrentBatch | None = None, *, is_last: bool = False) -> CommitReport:
+        return replace(
+            base,
+            time_ms=SYSTEM_CLOCK.time_ms(),
+            is_closed=is_last,
+            now=current,
+            batches=tuple(_rounded(batch) for batch in list(self._batches)),
+        )
+
+    def acknowledge(self, report: CommitReport) -> None:
+        last = max((batch.sequence for batch in report.batches), default=0)
+        while self._batches and self._batches[0].sequence <= last:
+            self._batches.popleft()
+
+
+def _rounded(batch: BatchReport) -> BatchReport:
+    return BatchReport(**rounded(asdict(batch)))
+
+
 class CommitReporter:
-    """Reports one run of one sink to one view. A `CommitListener` on the thread that commits."""
+    """Reports one run of one sink. A `CommitListener` on the thread that commits."""
 
     def __init__(self, options: SinkOptions, sink: str, query: str, run: str) -> None:
-        assert options.view_url is not None
         self._base = CommitReport(
             **new_envelope(INTERVAL_SECONDS),  # one per process: Spark serves each commit of a run in any process
             name=options.view_name or sink,
@@ -102,13 +134,15 @@ class CommitReporter:
             run=run,
             topic=options.topic,
             delivery=options.delivery,
+            has_view=options.view_url is not None,
         )
-        self._sequence = 0
         self._current: BatchReport | None = None
         self._phase, self._phase_since_ms = CommitPhase.BEGIN, 0
         self._phase_starts: dict[CommitPhase, float] = {}  # by the monotonic clock
-        self._batches: deque[BatchReport] = deque(maxlen=BATCHES_MAX)  # Appended here, removed by the sender's thread.
-        self._sender = ReportSender(options.view_url, options.view_token, self, INTERVAL_SECONDS)
+        self._pending = PendingBatches()
+        self._sender: ReportSender | None = None
+        if options.view_url is not None:
+            self._sender = ReportSender(options.view_url, options.view_token, self, INTERVAL_SECONDS)
 
     @property
     def name(self) -> str:
@@ -130,7 +164,7 @@ class CommitReporter:
             elif not (phase is CommitPhase.END and self._phase is CommitPhase.REDO):  # a redo is part of the end
                 self._phase_starts[phase] = time.monotonic()
             self._phase, self._phase_since_ms = phase, SYSTEM_CLOCK.time_ms()
-            self._sender.notify()
+            self._notify()
 
     def transaction_redone(self) -> None:
         if self._current is not None:
@@ -148,18 +182,25 @@ class CommitReporter:
         batch.end_ms = 0.0 if decided is None else (now - decided) * 1000
         if outcome is BatchOutcome.COMMITTED and decided is None:
             outcome = BatchOutcome.REPLAYED if CommitPhase.REPLAY in starts else BatchOutcome.EMPTY
-        self._sequence += 1
-        batch.sequence, batch.outcome = self._sequence, outcome
+        batch.outcome = outcome
         batch.error = "" if error is None else str(error)[:ERROR_CHARACTERS_MAX]
-        self._batches.append(batch)
+        self._pending.add(batch)
         self._current = None
-        self._sender.notify()
+        self._notify()
+        if commit_feed.is_wanted(self._base.run):
+            commit_feed.append(replace(self._base, time_ms=SYSTEM_CLOCK.time_ms(), batches=(_rounded(batch),)))
+
+    def _notify(self) -> None:
+        if self._sender is not None:
+            self._sender.notify()
 
     def close(self) -> None:
-        self._sender.close()
+        if self._sender is not None:
+            self._sender.close()
 
     def send_final_report(self) -> None:
-        self._sender.send_final_report(FINAL_SECONDS_MAX)
+        if self._sender is not None:
+            self._sender.send_final_report(FINAL_SECONDS_MAX)
 
     # -- sender thread ---------------------------------------------------------------------------
 
@@ -167,18 +208,10 @@ class CommitReporter:
         batch, current = self._current, None
         if batch is not None:
             current = CurrentBatch(**rounded(asdict(batch)), phase=self._phase, since_ms=self._phase_since_ms)
-        return replace(
-            self._base,
-            time_ms=SYSTEM_CLOCK.time_ms(),
-            is_closed=is_last,
-            now=current,
-            batches=tuple(BatchReport(**rounded(asdict(batch))) for batch in list(self._batches)),
-        )
+        return self._pending.report(self._base, current, is_last=is_last)
 
     def acknowledge(self, report: CommitReport) -> None:
-        last = max((batch.sequence for batch in report.batches), default=0)
-        while self._batches and self._batches[0].sequence <= last:
-            self._batches.popleft()
+        self._pending.acknowledge(report)
 
 
 # Of this process, in which one thread commits.
@@ -186,10 +219,11 @@ _reporters: PerRun[CommitReporter] = PerRun(REPORTERS_MAX, IDLE_SECONDS_MAX)
 
 
 def commit_reporter(options: SinkOptions, sink: str, query: str, run: str) -> CommitReporter | None:
-    """Return the reporter of a run of a sink, created if needed; None if no view is set or it cannot be created."""
-    if options.view_url is not None:
-        with _suppress_reporting_errors():
-            return _reporters.get(options.view_url, sink, run, lambda: CommitReporter(options, sink, query, run))
+    """Return the reporter of a run of a sink, created if needed; None if nobody wants reports or it fails."""
+    with _suppress_reporting_errors():
+        if options.view_url is not None or commit_feed.is_wanted(run):
+            view = options.view_url or ""
+            return _reporters.get(view, sink, run, lambda: CommitReporter(options, sink, query, run))
     return None
 
 
@@ -230,4 +264,4 @@ def _suppress_reporting_errors() -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.debug("cannot report to the live view", exc_info=True)
+        log.debug("cannot report a commit", exc_info=True)

@@ -2,15 +2,13 @@
 
     Committer → CommitTimes → "sink …: batch 7 is committed {…}" → CommitTimes.of_line, for programs that read the log
 
-Spark's Python workers do not set up logging. HEADRACE_LOG=INFO in the driver's environment writes headrace's log to the
-standard error of the process that commits, which Spark passes on.
+The line is logged at INFO: see log_setup.py.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -18,8 +16,6 @@ from typing import Any, Self
 
 _log = logging.getLogger("headrace.spark")
 
-LEVEL = "HEADRACE_LOG"
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _MARK = " is committed {"
 
 
@@ -95,17 +91,6 @@ class Stopwatch:
         now_s = time.perf_counter()
         since_s, self._since_s = self._since_s, now_s
         return (now_s - since_s) * 1000
-
-
-def show_log() -> None:
-    """Log to standard error if HEADRACE_LOG is set and no handler is installed."""
-    level = os.environ.get(LEVEL, "").upper()
-    root = logging.getLogger("headrace")
-    if level in logging.getLevelNamesMapping() and not root.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(LOG_FORMAT))
-        root.addHandler(handler)
-        root.setLevel(level)
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:

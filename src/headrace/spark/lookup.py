@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace.client.admin.groups import GroupAdmin
 from headrace.client.blocking import BlockingClient
-from headrace.client.offsets import EARLIEST, LATEST, Isolation, list_offsets
+from headrace.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, Isolation, list_offsets
 from headrace.errors import BrokerError, Code, ConfigError
 from headrace.spark import consumer_options
 from headrace.spark.offset_specs import OffsetSpec
@@ -27,6 +27,8 @@ log = logging.getLogger("headrace")
 
 SHOWN_MAX = 10
 """How many partitions a message lists."""
+NEWEST_MS_MAX = 1000.0
+"""To look up the newest timestamps, on which nothing depends."""
 
 T = TypeVar("T")
 
@@ -119,6 +121,15 @@ class Lookup:
                 return offsets
             self._pause()
         return self._list(requested)
+
+    def newest_ms(self, partitions: Iterable[TopicPartition]) -> dict[str, int]:
+        """Return the newest timestamp of each topic with records. Needs brokers of 3.0 or later (KIP-734)."""
+        times = dict.fromkeys(partitions, MAX_TIMESTAMP)
+        newest: dict[str, int] = {}
+        for tp, listed in list_offsets(self._client, times, self.isolation, NEWEST_MS_MAX, partial=True).items():
+            if listed.timestamp >= 0:
+                newest[tp.topic] = max(listed.timestamp, newest.get(tp.topic, 0))
+        return newest
 
     def resolve(self, spec: OffsetSpec, partitions: list[TopicPartition], *, without_match: str = "latest") -> Offsets:
         """Return the offsets of a spec. `without_match`, for times after the last record: error or latest."""

@@ -16,7 +16,8 @@ from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import HeadraceError
 from headrace.spark.pipeline_spec import FORMAT, PipelineSpec
 from headrace.spark.progress import BatchProgress, Reporter, Started, Tasks, Totals
-from headrace.telemetry.models import PipelineReport, PipelineTotals
+from headrace.spark.query_view import pipeline_totals, source_reports
+from headrace.telemetry.models import PipelineReport
 from headrace.telemetry.sender import ReportSender, new_envelope
 
 INTERVAL_SECONDS = 2.0
@@ -69,11 +70,11 @@ class PipelineReporter:
         self._reporter.tasks(tasks, totals)
 
     def batch(self, batch: BatchProgress, totals: Totals) -> None:
-        self._update(replace(self._report, totals=_totals(totals)))
+        self._update(replace(self._report, totals=pipeline_totals(totals), sources=source_reports(batch)))
         self._reporter.batch(batch, totals)
 
     def finished(self, totals: Totals) -> None:
-        self._update(replace(self._report, state=totals.stopped or "finished", totals=_totals(totals)))
+        self._update(replace(self._report, state=totals.stopped or "finished", totals=pipeline_totals(totals)))
         self._reporter.finished(totals)
 
     def fail(self, error: BaseException) -> None:
@@ -94,13 +95,3 @@ class PipelineReporter:
 
     def acknowledge(self, report: PipelineReport) -> None:
         """Do nothing: every report is complete."""
-
-
-def _totals(totals: Totals) -> PipelineTotals:
-    return PipelineTotals(
-        batches=totals.batches,
-        rows=totals.rows,
-        rows_per_second=round(totals.rows_per_second, 1),
-        seconds=round(totals.seconds, 3),
-        behind=totals.behind,
-    )

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from headrace.spark.planning import Position, offset_count
+from headrace.spark.source_progress import SourceProgress
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -40,11 +40,14 @@ class BatchProgress:
     """Read in this batch, if the source has offsets."""
     behind: int | None = None
     """Offsets between the end of this batch and the end of the source."""
+    sources: tuple[SourceProgress, ...] = field(default=(), compare=False)
 
     @classmethod
     def of_json(cls, progress: Mapping[str, Any]) -> BatchProgress:
         durations = progress.get("durationMs") or {}
-        sources = [source for source in progress.get("sources", ()) if isinstance(source, Mapping)]
+        sources = tuple(
+            SourceProgress.of_json(source) for source in progress.get("sources", ()) if isinstance(source, Mapping)
+        )
         sink_rows = (progress.get("sink") or {}).get("numOutputRows", -1)
         return cls(
             batch=int(progress["batchId"]),
@@ -54,46 +57,20 @@ class BatchProgress:
             write_ms=int(durations.get("addBatch", 0)),
             commit_ms=sum(int(durations.get(phase, 0)) for phase in _COMMIT_PHASES),
             rows_out=sink_rows if isinstance(sink_rows, int) and sink_rows >= 0 else None,
-            offsets=_sum(_offsets_read(source) for source in sources),
-            behind=_sum(_offsets_behind(source) for source in sources),
+            offsets=_sum(source.offset_count for source in sources),
+            behind=_sum(source.lag for source in sources),
+            sources=sources,
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
+        lag = {topic.topic: topic.lag for source in self.sources for topic in source.topics()}
+        return {name: value for name, value in {**values, "lag": lag or None}.items() if value is not None}
 
 
 def _sum(counts: Iterator[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
-
-
-def _position(offset: Any) -> Position | None:
-    """Parse an offset of the form `{"topic": {"0": 5}}`; None for other sources."""
-    if isinstance(offset, str):
-        try:
-            offset = json.loads(offset)
-        except ValueError:
-            return None
-    if not isinstance(offset, Mapping):
-        return None
-    try:
-        position = Position.of_json(offset)
-    except (AttributeError, TypeError, ValueError):
-        return None
-    return position if all(isinstance(number, int) for number in position.offsets.values()) else None
-
-
-def _offsets_read(source: Mapping[str, Any]) -> int | None:
-    start, end = _position(source.get("startOffset")), _position(source.get("endOffset"))
-    if end is None:
-        return None
-    begin = end.begin if start is None else start.until(end).offsets
-    return None if begin is None else offset_count(begin, end.offsets)
-
-
-def _offsets_behind(source: Mapping[str, Any]) -> int | None:
-    end, latest = _position(source.get("endOffset")), _position(source.get("latestOffset"))
-    return None if end is None or latest is None else offset_count(end.offsets, latest.offsets)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported, task_phases
-from headrace.spark.commit_times import Stopwatch, show_log
+from headrace.spark.commit_times import Stopwatch
 from headrace.spark.commit_types import WRITE_PREFIX, Batch
 from headrace.spark.committer import Committer
 from headrace.spark.decisions import Fingerprint
@@ -34,6 +34,7 @@ from headrace.spark.errors import PlanError, SinkError
 from headrace.spark.failpoints import Failpoints
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
+from headrace.spark.log_setup import log_context, set_up_log
 from headrace.spark.origins import KnownOrigins, known_origins
 from headrace.spark.python_process import prepare_process
 from headrace.spark.shipping import Shipped
@@ -139,6 +140,7 @@ def _check_may_write(client: BlockingClient, topics: Iterable[str]) -> None:
 
 def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskTimes]:
     """Return the plan and the time it took."""
+    set_up_log()
     watch, times = Stopwatch(), TaskTimes(planned_ms=SYSTEM_CLOCK.time_ms())
     limits = plan(options, schema)
     times.plan_ms = watch.lap_ms()
@@ -146,7 +148,6 @@ def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskT
 
 
 def _committer(options: SinkOptions, sink: str, run: str, *, is_single_use: bool = False) -> Committer:
-    show_log()
     client = BlockingClient(options.client_settings())
     return Committer(
         sink,
@@ -250,7 +251,10 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
         reports = _reports(messages)
         reporter = commit_reporter(self._options, self._sink, self._query, self._run)
         try:
-            with reported(reporter, 0, reports, _outcome(self._options, is_commit)) as listener:
+            with (
+                log_context(sink=self._sink),
+                reported(reporter, 0, reports, _outcome(self._options, is_commit)) as listener,
+            ):
                 if self._options.is_exactly_once:
                     self._end(reports, listener, is_commit=is_commit)
         finally:
@@ -304,7 +308,10 @@ class _StreamWriter(Shipped):
             return
         task = reports[0].task
         reporter = commit_reporter(self._options, task.sink, task.query, task.run)
-        with reported(reporter, number, reports, _outcome(self._options, is_commit)) as listener:
+        with (
+            log_context(sink=task.sink, batch=number),
+            reported(reporter, number, reports, _outcome(self._options, is_commit)) as listener,
+        ):
             if self._options.is_exactly_once:
                 batch, committer = _batch(reports, number), self._session(task)
                 if is_commit:

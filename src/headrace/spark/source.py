@@ -10,6 +10,7 @@ that process is in the offsets that Spark writes to the checkpoint: see planning
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, UnsupportedVersionError
+from headrace.spark.log_setup import log_context, set_up_log
 from headrace.spark.lookup import Lookup, require
 from headrace.spark.offset_specs import OffsetSpec
 from headrace.spark.planning import (
@@ -35,6 +37,7 @@ from headrace.spark.planning import (
 from headrace.spark.python_process import prepare_process
 from headrace.spark.shipping import Shipped
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
+from headrace.spark.source_progress import with_figures
 from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -77,6 +80,8 @@ log = logging.getLogger("headrace")
 
 NO_LIMIT = ReadAllAvailable()
 NOWHERE = Position({})
+NEWEST_SECONDS = 5.0
+"""Between two look-ups of the newest timestamps, which are only shown."""
 
 
 class BatchReader(Shipped, DataSourceReader):
@@ -113,7 +118,8 @@ def read_partition(
         from headrace.spark.reading import read_range  # imports Arrow, which planning does not need
 
         prepare_process()
-        yield from read_range(options, columns, partition.value)
+        with log_context(source=partition.value):
+            yield from read_range(options, columns, partition.value)
 
 
 def plan(options: SourceOptions, lookup: Lookup) -> list[OffsetRange]:
@@ -181,6 +187,9 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._initial: Position | None = None
         self._target: Position | None = None  # where Trigger.AvailableNow ends
         self._latest: Position | None = None  # as last seen
+        self._end: Offsets = {}  # of the micro-batch that was planned last
+        self._newest_ms: dict[str, int] = {}  # by topic
+        self._newest_due = 0.0
         self._triggered_at = time.monotonic()
         self._committed: Offsets | None = None  # to the group of commit.offsets.group.id
 
@@ -232,8 +241,9 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         ids = {**position.topic_ids, **available.topic_ids}  # a broker without topic ids does not remove known ones
         begin = position.without_topics({change.topic for change in recreated(position.topic_ids, ids)})
         end = self._limited(begin.offsets, available.offsets, limit)
+        self._end = begin.offsets if end is None else end
         if position.initial:
-            return Position(begin.offsets if end is None else end, begin=begin.offsets, topic_ids=ids).to_json()
+            return Position(self._end, begin=begin.offsets, topic_ids=ids).to_json()
         # The same text tells Spark that there is nothing new. A checkpoint without topic ids gets them at once.
         if end is None or (end == position.offsets and ids == position.topic_ids):
             return start
@@ -314,7 +324,24 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target = self._latest = Position(lookup.latest(subscribed.partitions), topic_ids=subscribed.topic_ids)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        return None if self._latest is None else self._latest.to_json()
+        """Return what Spark shows as `latestOffset` of the source; it is called after `latestOffset`."""
+        if self._latest is None:
+            return None
+        self._look_up_newest(self._latest.offsets)
+        figures: dict[str, Any] = with_figures(self._latest, self._options.name, self._end, self._newest_ms)
+        return figures
+
+    def _look_up_newest(self, partitions: Offsets) -> None:
+        now = time.monotonic()
+        if now < self._newest_due:
+            return
+        self._newest_due = now + NEWEST_SECONDS
+        try:
+            self._newest_ms = self._connected().newest_ms(partitions)
+        except UnsupportedVersionError:
+            self._newest_due = math.inf
+        except HeadraceError as error:
+            log.debug("cannot look up the newest timestamps: %s", error)
 
     # -- what a micro-batch reads --------------------------------------------------------------
 
@@ -393,6 +420,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _connected(self) -> Lookup:
         if self._lookup is None:
+            set_up_log()
             self._lookup = Lookup(self._options)
             warn_of_no_effect(self._given, Mode.STREAM)
         return self._lookup

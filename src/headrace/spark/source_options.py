@@ -174,6 +174,11 @@ class SourceOptions:
     kafka: Mapping[str, str]
     """Options of the consumer, without `kafka.`. Not in the repr: they may have passwords."""
 
+    @property
+    def name(self) -> str:
+        """The source, for people: topics and cluster."""
+        return f"{self.subscription} at {self.kafka['bootstrap.servers']}"
+
     def __repr__(self) -> str:
         return f"SourceOptions({self.subscription}, starting {self.starting}, ending {self.ending})"
 

@@ -28,6 +28,7 @@ from headrace.spark.commit_reporter import TaskTimes
 from headrace.spark.decisions import Fingerprint, Span, TaskTransaction
 from headrace.spark.errors import SinkError, not_sent
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.log_setup import log_context
 from headrace.spark.origins import KnownOrigins, OriginFilter, OriginReport, base_for
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 
@@ -53,6 +54,11 @@ class TaskAttempt:
     @property
     def name(self) -> str:
         return f"batch {self.batch} of query {self.query}, task {self.partition} (attempt {self.attempt})"
+
+    @property
+    def log_context(self) -> dict[str, object]:
+        task = str(self.partition) if not self.attempt else f"{self.partition} (attempt {self.attempt})"
+        return {"sink": self.sink, "batch": self.batch, "task": task}
 
 
 @dataclass(slots=True)
@@ -122,6 +128,12 @@ class TaskWriter:
         """Write the rows and return the report. `times` has the time of planning."""
         times = self._report.times = replace(times or self._report.times)
         times.started_ms = SYSTEM_CLOCK.time_ms()
+        with log_context(**self._task.log_context):
+            self._write(batches)
+        times.ended_ms = SYSTEM_CLOCK.time_ms()
+        return self._report
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         try:
             if not self._options.is_exactly_once:
                 self._write_at_least_once(batches)
@@ -131,8 +143,6 @@ class TaskWriter:
             self._plan.close()
         self._report.dead_count = self._plan.bad_count
         self._report.fingerprint = self._plan.fingerprint
-        times.ended_ms = SYSTEM_CLOCK.time_ms()
-        return self._report
 
     def _sendings(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sending]:
         for rows in batches:

@@ -2,7 +2,7 @@
 
 Every report is a complete snapshot, so a lost one costs nothing; only batches of a `CommitReport` are sent until they
 are acknowledged. Field names are the JSON names. Times ending in `_ms` are milliseconds: durations, or since 1970 for
-`started_ms`, `time_ms`, `began_ms` and `since_ms`.
+`started_ms`, `time_ms`, `began_ms`, `since_ms` and `newest_ms`.
 """
 
 from __future__ import annotations
@@ -238,6 +238,31 @@ class BatchReport:
         return "parallel" if self.transactions else "inline"
 
 
+@dataclass(slots=True)
+class BatchTotals:
+    """Totals of all batches that were reported."""
+
+    committed: int = 0
+    replayed: int = 0
+    failed: int = 0
+    aborted: int = 0
+    redone: int = 0
+    dead: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, batch: BatchReport) -> None:
+        if batch.outcome in (BatchOutcome.COMMITTED, BatchOutcome.WRITTEN):
+            self.committed += 1
+            self.rows += batch.rows
+            self.bytes += batch.bytes
+            self.dead += batch.dead
+        self.replayed += batch.outcome == BatchOutcome.REPLAYED
+        self.failed += batch.outcome == BatchOutcome.FAILED
+        self.aborted += batch.outcome == BatchOutcome.ABORTED
+        self.redone += batch.redone
+
+
 @dataclass(slots=True, kw_only=True)
 class CurrentBatch(BatchReport):
     """The batch that is being committed, and the phase it is in: a `CommitPhase`."""
@@ -259,12 +284,34 @@ class CommitReport(Report):
     run: str = ""
     topic: str | None = None
     delivery: str
+    has_view: bool = False
+    """Whether the process reports to a live view itself."""
     now: CurrentBatch | None = None
     batches: tuple[BatchReport, ...] = ()
     """Those that were not acknowledged yet."""
 
 
 # -- pipelines -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLag:
+    """A topic of a source: how far the query is behind, and the newest timestamp of a record in it."""
+
+    topic: str
+    partitions: int
+    lag: int | None = None
+    newest_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """A source at the end of the last batch."""
+
+    name: str
+    lag: int | None = None
+    topics: tuple[TopicLag, ...] = ()
+    """The greatest lag first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +336,7 @@ class PipelineReport(Report):
     error: str = ""
     master: str = ""
     totals: PipelineTotals = PipelineTotals()
+    sources: tuple[SourceReport, ...] = ()
 
 
 AnyReport = ProducerReport | CommitReport | PipelineReport

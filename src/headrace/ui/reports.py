@@ -19,8 +19,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from headrace.telemetry.codec import ReportError, decode
 from headrace.telemetry.models import (
-    BatchOutcome,
     BatchReport,
+    BatchTotals,
     CommitReport,
     CurrentBatch,
     PipelineReport,
@@ -115,31 +115,6 @@ class CommitRun:
         return not self.report.is_closed and not _is_silent(self.last_report_s, self.report.interval_ms)
 
 
-@dataclass(slots=True)
-class BatchTotals:
-    """Totals of all batches that were reported."""
-
-    committed: int = 0
-    replayed: int = 0
-    failed: int = 0
-    aborted: int = 0
-    redone: int = 0
-    dead: int = 0
-    rows: int = 0
-    bytes: int = 0
-
-    def add(self, batch: BatchReport) -> None:
-        if batch.outcome in (BatchOutcome.COMMITTED, BatchOutcome.WRITTEN):
-            self.committed += 1
-            self.rows += batch.rows
-            self.bytes += batch.bytes
-            self.dead += batch.dead
-        self.replayed += batch.outcome == BatchOutcome.REPLAYED
-        self.failed += batch.outcome == BatchOutcome.FAILED
-        self.aborted += batch.outcome == BatchOutcome.ABORTED
-        self.redone += batch.redone
-
-
 class ReportedPipeline:
     """All runs of one name. A sink outside a pipeline has its own name, and reports commits only."""
 
@@ -149,10 +124,12 @@ class ReportedPipeline:
         self.runs: dict[str, CommitRun] = {}  # the most recent report last
         self.batches: deque[BatchReport] = deque(maxlen=BATCHES_MAX)
         self.totals = BatchTotals()
+        self.lag = Series()
         self._driver_report_s = 0.0
 
     def update_driver(self, report: PipelineReport) -> None:
         self.driver, self._driver_report_s = report, time.time()
+        self.lag.add(self._driver_report_s, report.totals.behind)
 
     def update_commits(self, report: CommitReport) -> None:
         run = self.runs.pop(report.id, None) or CommitRun(report)

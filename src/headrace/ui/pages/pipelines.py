@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterable
 
 from nicegui import ui
 
-from headrace.telemetry.models import BatchReport
+from headrace.telemetry.models import BatchReport, SourceReport, TopicLag
 from headrace.ui import formatting
-from headrace.ui.charts import StackedBars
+from headrace.ui.charts import LineChart, StackedBars
 from headrace.ui.commit_diagram import create_commit_diagram, draw_commit, phase_time
 from headrace.ui.elements import DefinitionList, EmptyNote, Problem, Tile, section, tiles
-from headrace.ui.frame import Page, frame, pipeline_url, view_url
+from headrace.ui.frame import Page, frame, pipeline_url, topic_url, view_url
 from headrace.ui.reports import ReportedPipeline, last_report_text
 from headrace.ui.tables import Column, Row, ServerTable, item_rows
 from headrace.ui.view import View
 
 PIPELINE_ROWS = 10
 BATCH_ROWS = 10
+SOURCE_ROWS = 10
 BARS_MAX = 40
+LAG = "lag"
 PLAN, WRITE, DECIDE, END, SPARK = "plan", "write", "decide", "end", "Spark scheduling"
 _STATES = {
     "starting": ("…", ""),
@@ -67,7 +69,8 @@ def build(view: View) -> None:
                     ),
                     row_key="name",
                     empty=f"No pipeline reports to this view yet. Start one with headrace pipeline run FILE --view "
-                    f"{view_url()}, or set the sink option view.url={view_url()}.",
+                    f"{view_url()}, set the sink option view.url={view_url()}, or add "
+                    f'headrace.spark.listener(view_url="{view_url()}") to spark.streams.',
                     search="pipelines",
                     page_rows=PIPELINE_ROWS,
                 )
@@ -88,13 +91,13 @@ def _pipeline_row(pipeline: ReportedPipeline) -> Row:
         "topic": (run.report.topic or "per row") if run else formatting.UNKNOWN,
         "last": str(pipeline.batches[-1].batch) if pipeline.batches else formatting.UNKNOWN,
         "rows": formatting.count(pipeline.totals.rows, "rows"),
-        "behind": formatting.count(behind, "offsets"),
+        "behind": formatting.count(behind, "records"),
         "reported": last_report_text(pipeline.last_report_s),
     }
 
 
 class _PipelineDetail:
-    """The selected pipeline: figures, diagram, durations, batches."""
+    """The selected pipeline: figures, sources, diagram, durations, batches."""
 
     def __init__(self, view: View, page: Page, name: str) -> None:
         self._view = view
@@ -105,6 +108,11 @@ class _PipelineDetail:
         with ui.element("div") as self._body:
             self._problem = Problem()
             self._figures = _Figures()
+            with ui.element("div") as self._sources_body:
+                with section("Sources"):
+                    self._sources = _sources_table(self._pipeline)
+                with section("Source lag, last 15 minutes"):
+                    self._lag = LineChart("Source lag, last 15 minutes", [LAG], "records")
             with section("Commit protocol") as diagram_section:
                 diagram_section.props('id="protocol"')
                 self._diagram = create_commit_diagram()
@@ -132,6 +140,9 @@ class _PipelineDetail:
             return
         self._problem.set(_problem_of(pipeline))
         self._figures.show(pipeline)
+        self._sources_body.set_visibility(pipeline.driver is not None and bool(pipeline.driver.sources))
+        self._sources.refresh()
+        self._lag.show({LAG: pipeline.lag.points()})
         draw_commit(self._diagram, pipeline)
         self._bars.show([(f"{batch.batch}", _durations(batch)) for batch in list(pipeline.batches)[-BARS_MAX:]])
         self._batches.refresh()
@@ -168,6 +179,7 @@ class _Figures:
     def __init__(self) -> None:
         with tiles():
             self._state = Tile("State")
+            self._lag = Tile("Source lag", "records not read yet")
             self._rows = Tile("Rows delivered")
             self._bytes = Tile("Bytes delivered")
             self._committed = Tile("Batches committed")
@@ -178,10 +190,8 @@ class _Figures:
 
     def show(self, pipeline: ReportedPipeline) -> None:
         totals, driver = pipeline.totals, pipeline.driver
-        note = f"last report {last_report_text(pipeline.last_report_s)}"
-        if driver is not None and driver.totals.behind is not None:
-            note = f"{formatting.count(driver.totals.behind, 'offsets')} behind the source"
-        self._state.show(pipeline.state, note)
+        self._state.show(pipeline.state, f"last report {last_report_text(pipeline.last_report_s)}")
+        self._lag.show(formatting.count(None if driver is None else driver.totals.behind))
         rate = "" if driver is None else f"{formatting.rate(driver.totals.rows_per_second, 'rows')} on average"
         self._rows.show(formatting.count(totals.rows, "rows"), rate)
         self._bytes.show(formatting.size(totals.bytes), "keys and values")
@@ -190,6 +200,50 @@ class _Figures:
         self._replayed.show(formatting.count(totals.replayed))
         self._redone.show(formatting.count(totals.redone))
         self._dead.show(formatting.count(totals.dead))
+
+
+def _sources_table(pipeline: Callable[[], ReportedPipeline | None]) -> ServerTable:
+    def topics() -> Iterable[tuple[int, SourceReport, TopicLag | None]]:
+        selected = pipeline()
+        driver = None if selected is None else selected.driver
+        for number, source in enumerate(() if driver is None else driver.sources):
+            yield from ((number, source, topic) for topic in source.topics or (None,))
+
+    return ServerTable(
+        "Sources",
+        [
+            Column("source", "Source", "mono"),
+            Column("topic", "Topic", "link"),
+            Column("partitions", "Partitions", "number"),
+            Column("lag", "Lag", "number", sortable=True),
+            Column("newest", "Newest record", "number"),
+        ],
+        item_rows(
+            topics,
+            _source_row,
+            keys={"lag": lambda item: 0 if item[2] is None else item[2].lag or 0},
+            text=lambda item: f"{item[1].name} {'' if item[2] is None else item[2].topic}",
+        ),
+        row_key="key",
+        empty="No batch yet: sources are reported with the first one.",
+        page_rows=SOURCE_ROWS,
+    )
+
+
+def _source_row(item: tuple[int, SourceReport, TopicLag | None]) -> Row:
+    number, source, topic = item
+    if topic is None:  # not a source with topics
+        return {"key": f"{number}", "source": source.name, "topic": formatting.UNKNOWN, "lag": formatting.UNKNOWN}
+    newest = formatting.UNKNOWN if topic.newest_ms is None else formatting.moment_ms(topic.newest_ms)
+    return {
+        "key": f"{number} {topic.topic}",
+        "source": source.name,
+        "topic": topic.topic,
+        "topic_href": topic_url(topic.topic),
+        "partitions": formatting.count(topic.partitions),
+        "lag": formatting.count(topic.lag, "records"),
+        "newest": newest,
+    }
 
 
 def _durations(batch: BatchReport) -> dict[str, float]:
