@@ -44,7 +44,7 @@ demo: .venv/.ready .venv/.kernel
 
 # All tests but the slow ones of Spark and the live view. Three groups run at a time, because tests mostly wait; the
 # output of a group is printed when it is done. Groups are started in this order: the longest first.
-TEST_GROUPS := spark faults broker kafka cli-ui units-compiled units-python docs-either
+TEST_GROUPS := spark-processes broker spark cli-ui faults units-compiled kafka docs-either units-python
 .PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel
 	@echo "test: $(words $(TEST_GROUPS)) groups, about 12 minutes; each prints its output when it is done"
@@ -62,8 +62,14 @@ test-quick: .venv/.ready .venv/.kernel
 NOT_SLOW := -m "not slow"
 WITH_KERNEL := if $(KERNEL_EXISTS); then export HEADRACE_KERNEL=compiled; else export HEADRACE_KERNEL=python; fi;
 
+# Drivers and clusters as separate processes; the other tests share a session.
+SPARK_PROCESSES := $(patsubst %,tests/spark/test_%.py,cluster clusters_page crash_matrix many_queries own_sessions spark_versions)
+
+test-group-spark-processes:
+	@$(PYTEST) $(NOT_SLOW) $(SPARK_PROCESSES)
+
 test-group-spark:
-	@$(PYTEST) $(NOT_SLOW) tests/spark
+	@$(PYTEST) $(NOT_SLOW) tests/spark $(SPARK_PROCESSES:%=--ignore=%)
 
 test-group-docs-either:
 	@$(PYTEST) $(NOT_SLOW) tests/docs
@@ -102,7 +108,7 @@ test-ui: .venv/.ready .venv/.kernel
 crash-matrix: .venv/.ready .venv/.kernel
 	@HEADRACE_CRASH_MATRIX=all $(PYTEST) -q -s tests/spark/test_crash_matrix.py tests/spark/test_cluster.py
 
-# What `make test` does in a minute, in three, on both brokers: five queries in one driver, and kills meanwhile.
+# What `make test` does in half a minute, in three, on both brokers: five queries in one driver, and kills meanwhile.
 test-many-queries: .venv/.ready .venv/.kernel
 	@HEADRACE_MANY_QUERIES_SECONDS=180 $(PYTEST) -s tests/spark/test_many_queries.py
 

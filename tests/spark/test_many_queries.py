@@ -22,7 +22,7 @@ from tests.support.spark_driver import SparkDriver, kill_all
 from tests.support.topics import new_topic
 from tests.support.waiting import eventually
 
-SECONDS = float(os.environ.get("HEADRACE_MANY_QUERIES_SECONDS", "60"))
+SECONDS = float(os.environ.get("HEADRACE_MANY_QUERIES_SECONDS", "30"))
 SEED = int(os.environ.get("HEADRACE_MANY_QUERIES_SEED", "7"))
 KILL_EVERY_SECONDS = (3.0, 6.0)
 START_SECONDS_MAX = 120

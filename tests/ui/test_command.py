@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import urllib.request
-from urllib.error import URLError
 
 from tests.support.broker_commands import headrace, running
 from tests.support.live_view import LiveView
@@ -21,7 +20,7 @@ def is_up(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=RESPONSE_SECONDS_MAX) as response:
             return response.status == 200 and b"headrace" in response.read()
-    except URLError:
+    except OSError:  # also a connection that is reset before its response
         return False
 
 

@@ -117,7 +117,7 @@ def test_a_column_is_serialized_as_its_rows_are(name, data, role):
 @settings(max_examples=25, deadline=None)
 @given(column=COLUMNS["string"])
 def test_text_is_encoded_as_configured(encoding, column):
-    given = {"kafka.value.serializer.encoding": encoding}
+    given = {"kafka.value.serializer": "str", "kafka.value.serializer.encoding": encoding}
     by_column = prepared(plan({"value.serializer": "str"}, **given), {"value": column})
     assert by_column == prepared(plan({"value.serializer": RowsOnly("str")}, **given), {"value": column})
 
