@@ -486,13 +486,40 @@ def http_always(peer):
     peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
+def reset_in_handshake(peer):
+    peer.socket.recv(2000)
+    peer.reset()
+
+
+def size_as_a_plaintext_broker_does(peer):
+    peer.socket.recv(2000)
+    peer.send(struct.pack(">ii", 4, 1))
+
+
+@pytest.mark.parametrize("second", [tls_alert, reset_in_handshake, http_always])
+def test_a_tls_connection_that_is_reset_in_the_handshake_is_retried(links, certificate, second):
+    """The second connection is without TLS: a TLS alert in response shows that the listener is the right one."""
+    link = links.to(reset_in_handshake, second, tls_context=client_context(certificate))
+    assert "closed the connection in the TLS handshake" in link.fail_to_connect()
+    assert isinstance(link.client.last_failure, ConnectionFailedError)
+    assert not link.auth_errors
+
+
+@pytest.mark.parametrize("second", [reset_in_handshake, size_as_a_plaintext_broker_does, http_always])
+def test_a_plaintext_connection_that_is_reset_is_retried(links, second):
+    """The second connection is with TLS: no response to it shows that the listener uses TLS."""
+    link = links.to(reset, second, behave)
+    assert re.search("failed: .*[Rr]eset", link.fail_to_connect())
+    link.connect()
+    assert not link.auth_errors
+
+
 def test_an_untrusted_certificate_is_an_authentication_error(links, certificate):
     server = links.server(tls=server_context(certificate))
     link = links.link(server, tls_context=tls.context(TlsSettings()))
     said = link.fail_to_connect()
     assert "is not trusted" in said
     assert isinstance(link.auth_errors[0], AuthenticationError)
-    assert link.client.authentication_error(1) is link.auth_errors[0]
 
 
 def test_large_requests_and_responses_over_tls(links, certificate):

@@ -104,7 +104,6 @@ class _NodeState:
     next_address: int = 0
     failures: int = 0
     retry_at_ms: float = 0.0
-    authentication_error: AuthenticationError | None = None
     probes: int = 0  # Since the last connection, as the next.
     logged_at_ms: dict[str, float] = field(default_factory=dict)  # By failure.
 
@@ -200,10 +199,6 @@ class NetworkClient:
         """Return whether the node waits for its reconnect back-off, or has left the cluster."""
         state = self._nodes.get(node_id)
         return node_id not in self._connections and (state is None or now < state.retry_at_ms)
-
-    def authentication_error(self, node_id: int) -> AuthenticationError | None:
-        state = self._nodes.get(node_id)
-        return state.authentication_error if state else None
 
     def in_flight_count(self, node_id: int) -> int:
         connection = self._connections.get(node_id)
@@ -357,7 +352,7 @@ class NetworkClient:
         state = self._nodes[connection.node_id]
         if state.failures:
             self._log.info("connected to node %d at %s", connection.node_id, connection.endpoint)
-        state.failures, state.retry_at_ms, state.authentication_error = 0, 0.0, None
+        state.failures, state.retry_at_ms = 0, 0.0
         state.probes = 0
         state.logged_at_ms.clear()
         self.last_failure = self.failing_since_ms = None
@@ -479,10 +474,8 @@ class NetworkClient:
         # Other addresses of the host are tried without a back-off.
         state.retry_at_ms = now + (0.0 if state.next_address < len(state.addresses) else wait)
         self._log_failure(node_id, state, error, now)
-        if isinstance(error, AuthenticationError):
-            state.authentication_error = error
-            if self.on_auth_failure is not None:
-                self.on_auth_failure(error)
+        if isinstance(error, AuthenticationError) and self.on_auth_failure is not None:
+            self.on_auth_failure(error)
         if self._observer is not None:
             self._observer.connection_failed(node_id, error)
         if self.on_failure is not None:

@@ -5,6 +5,9 @@
     closed after a request without SASL     → SaslHandshake → a list of mechanisms: it uses SASL
     anything else                           → the error of the first connection
 
+A TLS alert in response to ApiVersions without TLS means that the listener uses TLS, as the client does: a later
+connection can succeed.
+
 For example, a plaintext listener of Kafka reads the first bytes of a TLS handshake as the size of a request, finds it
 too large, and closes the connection without a response. A broker that restarts closes connections, too. Only the first
 is permanent; Kafka's own clients retry both until their timeout.
@@ -34,6 +37,7 @@ class ProtocolProbe(Connection):
         """`failed` has a `doubt`, and failed with `error`."""
         self._failed = failed
         self._error = error
+        self._finding: AuthenticationError | None = None
         self._tries_tls = failed.doubt is Doubt.TLS and failed.settings.tls_context is None
         settings = replace(failed.settings, mechanism_factory=None)
         if failed.doubt is Doubt.TLS:
@@ -45,22 +49,25 @@ class ProtocolProbe(Connection):
 
     def _negotiate(self, now: float) -> None:
         if self._tries_tls:  # the handshake is complete
-            raise self._failed.wrong_protocol(uses_tls=True)
+            raise self._conclude(self._failed.wrong_protocol(uses_tls=True))
         super()._negotiate(now)
 
     def _set_up(self, now: float) -> Generator[tuple[Message, int], Message, None]:
         yield ApiVersionsRequest(), 0
         if self._failed.doubt is Doubt.TLS:
-            raise self._failed.wrong_protocol(uses_tls=False)
+            raise self._conclude(self._failed.wrong_protocol(uses_tls=False))
         response = yield SaslHandshakeRequest(mechanism=UNKNOWN_MECHANISM), sasl.HANDSHAKE_VERSION
         assert isinstance(response, SaslHandshakeResponse)
         if response.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
-            raise self._failed.sasl_required(response.mechanisms)
+            raise self._conclude(self._failed.sasl_required(response.mechanisms))
         raise self._error
+
+    def _conclude(self, finding: AuthenticationError) -> AuthenticationError:
+        self._finding = finding
+        return finding
 
     def cause(self, error: HeadraceError) -> HeadraceError:
         """Return why the first connection failed, after this one has failed with `error`."""
         if self._tries_tls and isinstance(error, TlsError) and not isinstance(error, tls.NotTlsError):
             return self._failed.wrong_protocol(uses_tls=True)  # for example, it requires a client certificate
-        is_found = isinstance(error, AuthenticationError) and not isinstance(error, tls.NotTlsError)
-        return error if is_found else self._error
+        return self._finding or self._error
