@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 from headrace.client import parallel
 from headrace.client.admin import AdminClient
+from headrace.client.admin.transactions import FENCE_ROUNDS
 from headrace.client.blocking import BlockingClient
 from headrace.errors import HeadraceError
 from headrace.spark import transactions
@@ -77,6 +79,88 @@ def test_many_transactions_are_committed_while_connections_are_lost(rig, broker)
         assert end(rig, *transactions) == [EndTxnResult.DONE] * MANY
         assert fault.hits == 5
     assert sorted(rig.rows()) == sorted(f"a{number}" for number in range(MANY))
+
+
+def test_many_transactions_are_still_ended_together_after_all_connections_are_lost(rig, broker):
+    transactions = raw_transactions(rig, MANY)
+    rig.transactions.describe([task.id for task in transactions])
+    lanes = [
+        node_id + number * parallel.NODE_IDS
+        for node_id in rig.client.metadata.cluster.brokers
+        for number in range(1, parallel.LANES_MAX)
+    ]
+    with contextlib.ExitStack() as stack:
+        faults = []
+
+        def close_all() -> None:  # after the first is ended: the others are ended together
+            fault = broker.faults.inject(api="EndTxn", close=True, count=2 * parallel.LANES_MAX)
+            faults.append(stack.enter_context(fault))
+
+        results = rig.transactions.end(transactions, committed=True, between=close_all)
+        assert faults[0].hits == 2 * parallel.LANES_MAX
+    assert set(results.values()) == {EndTxnResult.DONE}
+    assert any(rig.client.network.is_connected(lane) for lane in lanes)  # one by one, none would be opened again
+
+
+def test_a_coordinator_that_is_still_ending_transactions_is_not_looked_up_again(rig, broker):
+    transactions = [rig.transaction([name]) for name in ("a1", "a2", "a3")]
+    client_id = unique("looking-up")
+    with (
+        BlockingClient(rig.options(kafka__client__id=client_id).client_settings()) as client,
+        contextlib.ExitStack() as stack,
+    ):
+        own = Transactions(client)
+        own.describe([task.id for task in transactions])
+        lookups = stack.enter_context(broker.faults.inject(api="FindCoordinator", client_id=client_id, delay_ms=1))
+        faults = []
+
+        def be_busy() -> None:
+            fault = broker.faults.inject(api="EndTxn", client_id=client_id, error="CONCURRENT_TRANSACTIONS", count=4)
+            faults.append(stack.enter_context(fault))
+
+        be_busy()  # for the first; then for the others, which are ended together
+        assert set(own.end(transactions, committed=True, between=be_busy).values()) == {EndTxnResult.DONE}
+        assert [fault.hits for fault in faults] == [4, 4]
+        assert lookups.hits == 0
+
+
+def is_used(client: BlockingClient) -> bool:
+    """Whether another thread uses the connections."""
+    if not client.lock.acquire(blocking=False):
+        return True
+    client.lock.release()
+    return False
+
+
+def test_other_threads_wait_while_many_requests_are_sent_at_once(rig, broker):
+    ids = [rig.transaction([name]).id for name in ("a1", "a2")]
+    client_id = unique("one-thread")
+    with BlockingClient(rig.options(kafka__client__id=client_id).client_settings()) as client:
+        with (
+            broker.faults.inject(api="DescribeTransactions", client_id=client_id, delay_ms=500) as fault,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            states = pool.submit(Transactions(client).describe, ids)
+            eventually("the request", lambda: fault.hits)
+            assert is_used(client)
+            assert set(states.result(30) or ()) == set(ids)
+        assert not is_used(client)
+
+
+def test_other_threads_wait_while_fencing_pauses(rig, broker):
+    ids = [rig.transaction([name]).id for name in ("a1", "a2")]
+    client_id = unique("one-thread")
+    with (
+        BlockingClient(rig.options(kafka__client__id=client_id).client_settings()) as client,
+        broker.faults.inject(api="InitProducerId", client_id=client_id, error="CONCURRENT_TRANSACTIONS") as fault,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        fenced = pool.submit(Transactions(client).fence, ids)
+        eventually("the last pause", lambda: fault.hits >= FENCE_ROUNDS * len(ids))
+        uses = [is_used(client) for _ in range(1000)]
+        fault.remove()
+        fenced.result(30)
+    assert all(uses)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

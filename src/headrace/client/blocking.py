@@ -185,7 +185,8 @@ class BlockingClient:
             rebootstrap_trigger_ms=settings.metadata_max_age_ms,
             allow_auto_topic_creation=False,
         )
-        self._lock = threading.RLock()  # One call at a time.
+        self.lock = threading.RLock()
+        """Held during a call with all its attempts: only one thread at a time uses the network client."""
         self._coordinators: dict[Coordinator, int] = {}
         self._authentication_error: AuthenticationError | None = None
         self._random = random.Random()
@@ -212,7 +213,7 @@ class BlockingClient:
         assert key is not None
         deadline = self.deadline(timeout_ms)
         response: R | None = None
-        with self._lock:
+        with self.lock:
             for attempt in self._attempts(api_name(key), deadline):
                 try:
                     node_id = self._find(to, deadline)
@@ -223,8 +224,11 @@ class BlockingClient:
                     attempt.failure = error
                 else:
                     attempt.has_response = True
-                    if not TRY_AGAIN.intersection(codes(response)):
+                    again = TRY_AGAIN.intersection(codes(response))
+                    if not again:
                         break
+                    if again == {Code.CONCURRENT_TRANSACTIONS}:
+                        continue  # from the right coordinator
                 if isinstance(to, Coordinator):
                     self._coordinators.pop(to, None)
                 elif to is Role.CONTROLLER:
@@ -250,7 +254,7 @@ class BlockingClient:
         values: dict[TopicPartition, T] = {}
         deadline = self.deadline(timeout_ms)
         unknown_deadline = min(deadline, self.clock.monotonic_ms() + UNKNOWN_TOPIC_MS_MAX)
-        with self._lock, suppress(TimedOutError) if partial else nullcontext():
+        with self.lock, suppress(TimedOutError) if partial else nullcontext():
             for attempt in self._attempts("the leaders of partitions", deadline):
                 cluster = self.cluster({tp.topic for tp in left}, deadline, fresh=attempt.number > 1)
                 sent: list[Pending[R]] = []
@@ -311,7 +315,7 @@ class BlockingClient:
             return known
         for topic in topics:
             self.metadata.add_topic(topic)
-        with self._lock:
+        with self.lock:
             update_seq = self.metadata.request_update(is_urgent=True)
             while not self.metadata.wait_for_update(update_seq, 0):
                 self.poll_until(deadline, "metadata")
@@ -370,7 +374,7 @@ class BlockingClient:
 
         Keys without a coordinator at this time are left out; all unknown ones, if brokers are too old (before 3.0).
         """
-        with self._lock, suppress(UnsupportedVersionError):
+        with self.lock, suppress(UnsupportedVersionError):
             unknown = [key for key in keys if Coordinator(kind, key) not in self._coordinators]
             if len(self._coordinators) + len(unknown) > COORDINATORS_MAX:
                 self._coordinators.clear()
@@ -380,17 +384,18 @@ class BlockingClient:
                 response = self.request(
                     FindCoordinatorRequest(key_type=kind.value, coordinator_keys=part), versions=(4, 6)
                 )
-                found = {entry.key: entry.node_id for entry in response.coordinators if not entry.error_code}
-                if not self.metadata.cluster.brokers.keys() >= set(found.values()):
+                node_ids = {entry.key: entry.node_id for entry in response.coordinators if not entry.error_code}
+                if not self.metadata.cluster.brokers.keys() >= set(node_ids.values()):
                     self.cluster((), self.deadline(), fresh=True)
-                self._coordinators |= {Coordinator(kind, key): node_id for key, node_id in found.items()}
+                self._coordinators |= {Coordinator(kind, key): node_id for key, node_id in node_ids.items()}
         known = ((key, self._coordinators.get(Coordinator(kind, key))) for key in keys)
         return {key: node_id for key, node_id in known if node_id is not None}
 
     def forget_coordinators(self, kind: CoordinatorKind, keys: Iterable[str]) -> None:
         """Look these up again when they are needed: they have moved, or do not respond."""
-        for key in keys:
-            self._coordinators.pop(Coordinator(kind, key), None)
+        with self.lock:
+            for key in keys:
+                self._coordinators.pop(Coordinator(kind, key), None)
 
     # -- sending and waiting -------------------------------------------------------------------
 
@@ -453,20 +458,27 @@ class BlockingClient:
     def _attempts(self, what: str, deadline: float) -> Iterator[_Attempt]:
         """Yield attempts with back-off between them; raises at the deadline if there was no response at all."""
         attempt = _Attempt()
-        settings = self.settings
         while True:
             yield attempt
-            wait = exponential_backoff(
-                settings.retry_backoff_ms, settings.retry_backoff_max_ms, attempt.number, self._random
-            )
-            resume = self.clock.monotonic_ms() + wait
-            if resume >= deadline:
+            wait_ms = self.backoff_ms(attempt.number)
+            if self.clock.monotonic_ms() + wait_ms >= deadline:
                 if attempt.has_response:
                     return
                 raise TimedOutError(f"timed out waiting for {what}; {attempt.failure}") from attempt.failure
+            self.pause(wait_ms)
+            attempt.number += 1
+
+    def backoff_ms(self, failures: int) -> float:
+        """Return how long to wait before another attempt, after this many in a row have failed."""
+        settings = self.settings
+        return exponential_backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, failures, self._random)
+
+    def pause(self, wait_ms: float) -> None:
+        """Wait this long, and process events on the connections meanwhile."""
+        resume = self.clock.monotonic_ms() + wait_ms
+        with self.lock:
             while (left := resume - self.clock.monotonic_ms()) > 0:
                 self.poll(left)
-            attempt.number += 1
 
     def _on_auth_failure(self, error: AuthenticationError) -> None:
         self._authentication_error = error
@@ -477,7 +489,7 @@ class BlockingClient:
 
     def close(self) -> None:
         """Close the connections. Later calls raise ClosedError."""
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._closed = True
                 self.network.close()

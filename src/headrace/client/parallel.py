@@ -41,12 +41,14 @@ def request_each(
 ) -> list[Pending[R]]:
     """Send every request once, in any order; return their results in the order given.
 
-    The result of a request whose connection failed is the error. TimedOutError is raised if no response at all comes
-    within the client's timeout.
+    The result of a request whose connection failed is the error; if all connections of a node back off, that is the
+    result of all requests that are left for it. Pause before you send them again. TimedOutError is raised if no
+    response at all comes within the client's timeout.
     """
     call: _Call[R] = _Call(client, lanes_max)
     results = [call.add(request) for request in requests]
-    call.run()
+    with client.lock:
+        call.run()
     return results
 
 
@@ -56,27 +58,27 @@ class _Call(Generic[R]):
         self._network = client.network
         self._lanes_max = lanes_max
         self._queues: defaultdict[int, deque[Request[R]]] = defaultdict(deque)
-        self._unanswered = 0
+        self._responses_pending = 0
 
     def add(self, request: NodeRequest[R]) -> Pending[R]:
         pending: Pending[R] = Pending(request.node_id)
 
         def take(response: Response[R]) -> None:
             pending.take(response)
-            self._unanswered -= 1
+            self._responses_pending -= 1
 
         timeout_ms = self._client.settings.request_timeout_ms
         self._queues[request.node_id].append(Request.of(request.message, take, timeout_ms, request.versions))
-        self._unanswered += 1
+        self._responses_pending += 1
         return pending
 
     def run(self) -> None:
         client = self._client
         lanes = {node_id: self._lanes(node_id, len(queue)) for node_id, queue in self._queues.items()}
-        unanswered, deadline = self._unanswered, client.deadline()
-        while self._unanswered:
-            if self._unanswered < unanswered:
-                unanswered, deadline = self._unanswered, client.deadline()
+        responses_pending, deadline = self._responses_pending, client.deadline()
+        while self._responses_pending:
+            if self._responses_pending < responses_pending:
+                responses_pending, deadline = self._responses_pending, client.deadline()
             now = client.clock.monotonic_ms()
             wait_ms = deadline - now
             for node_id, queue in self._queues.items():
@@ -84,7 +86,7 @@ class _Call(Generic[R]):
                     self._send(lanes[node_id], queue, now)
                 if queue:  # throttled, or backing off after a failure
                     wait_ms = min(wait_ms, *(self._network.delay_ms(lane, now) for lane in lanes[node_id]))
-            if self._unanswered:
+            if self._responses_pending:
                 client.poll_until(deadline, "a response", wait_ms)
 
     def _lanes(self, node_id: int, request_count: int) -> list[int]:

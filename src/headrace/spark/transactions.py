@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
@@ -47,8 +47,9 @@ from headrace.wire.api.transactions import EndTxnRequest, EndTxnResponse
 from headrace.wire.columns import ArrowDecoder
 from headrace.wire.records import RecordBatch
 
-ATTEMPTS_TOGETHER = 2
-"""How often EndTxn requests are sent all at once; those without a final response are then sent one by one."""
+ROUNDS_MAX = 8
+"""How often EndTxn requests are sent all at once, with back-off between the rounds: about 4 s with default options.
+Those without a final response are then sent one by one, each until the client's timeout."""
 DESCRIBED_MAX = 500
 """Transactional ids in one DescribeTransactions request."""
 SPARE_MS_MAX = 60_000
@@ -108,29 +109,30 @@ class Transactions:
         if len(transactions) > 1:
             results[transactions[0].id] = self._end_one(transactions[0], committed)
             between()
-        for _ in range(ATTEMPTS_TOGETHER):
+        for number in range(1, ROUNDS_MAX + 1):
             rest = [transaction for transaction in transactions if transaction.id not in results]
-            results |= self._end_together(rest, committed)
+            nodes = self._coordinators([transaction.id for transaction in rest])
+            if not nodes:  # all are ended, or brokers are too old (before 3.0) to look up many at once
+                break
+            results |= self._end_together([task for task in rest if task.id in nodes], nodes, committed)
+            if len(results) < len(transactions):
+                self._client.pause(self._client.backoff_ms(number))
         return {task.id: results.get(task.id) or self._end_one(task, committed) for task in transactions}
 
-    def _end_together(self, transactions: Sequence[TaskTransaction], committed: bool) -> dict[str, EndTxnResult]:
+    def _end_together(
+        self, transactions: Sequence[TaskTransaction], nodes: Mapping[str, int], committed: bool
+    ) -> dict[str, EndTxnResult]:
         """Send all requests at once; return the results of those with a final response."""
-        nodes = self._coordinators([transaction.id for transaction in transactions])
-        sent = [transaction for transaction in transactions if transaction.id in nodes]
-        responses = request_each(
-            self._client,
-            [
-                NodeRequest(nodes[transaction.id], _end_request(transaction, committed), _versions(transaction))
-                for transaction in sent
-            ],
-        )
+        requests = [
+            NodeRequest(nodes[task.id], _end_request(task, committed), _versions(task)) for task in transactions
+        ]
         results = {}
-        for transaction, pending in zip(sent, responses, strict=True):
+        for transaction, pending in zip(transactions, request_each(self._client, requests), strict=True):
             code = _code(pending)
-            if code in TRY_AGAIN:
-                self._client.forget_coordinators(_TRANSACTION, [transaction.id])
-            else:
+            if code not in TRY_AGAIN:
                 results[transaction.id] = _end_result(transaction, code)
+            elif code != Code.CONCURRENT_TRANSACTIONS:  # that one is from the right coordinator
+                self._client.forget_coordinators(_TRANSACTION, [transaction.id])
         return results
 
     def _end_one(self, transaction: TaskTransaction, committed: bool) -> EndTxnResult:

@@ -10,6 +10,7 @@ from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import TRY_AGAIN, Coordinator, CoordinatorKind
 from headrace.client.offsets import by_topic
 from headrace.client.parallel import NodeRequest, request_each
+from headrace.config.backoff import exponential_backoff
 from headrace.errors import Code, ConnectionFailedError
 from headrace.types import TopicPartition
 from headrace.wire.api.transaction_admin import (
@@ -33,7 +34,7 @@ TRANSACTION_MS_MAX = 15 * 60 * 1000
 FENCE_TIMEOUT_MS = 60_000
 FENCE_VERSIONS = (0, 5)
 FENCE_ROUNDS = 5
-FENCE_PAUSE_MS = 20.0
+FENCE_PAUSE_MS, FENCE_PAUSE_MS_MAX = 20.0, 500.0
 NONE_OPEN = -1
 PATTERN_VERSION = 2
 """The version of ListTransactions in which brokers filter by transactional id (KIP-1152)."""
@@ -152,11 +153,12 @@ class TransactionAdmin(Admin):
         """
         ids = list(transactional_ids)
         fenced: dict[str, tuple[int, int]] = {}
-        for _ in range(FENCE_ROUNDS if len(ids) > 1 else 0):
-            fenced |= self._fence_together([name for name in ids if name not in fenced])
-            if len(fenced) == len(ids):
-                break
-            self.client.poll(FENCE_PAUSE_MS)
+        with self.client.lock:
+            for number in range(1, FENCE_ROUNDS + 1 if len(ids) > 1 else 1):
+                fenced |= self._fence_together([name for name in ids if name not in fenced])
+                if len(fenced) == len(ids):
+                    break
+                self.client.pause(exponential_backoff(FENCE_PAUSE_MS, FENCE_PAUSE_MS_MAX, number))
         for transactional_id in ids:
             if transactional_id not in fenced:
                 response = self.client.request(
