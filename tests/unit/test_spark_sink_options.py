@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -123,6 +123,51 @@ def test_an_option_that_a_plugin_reads_is_accepted_and_passed_to_the_plugin_only
     assert options.plugin_config()["colour"] == "red"
     assert "colour" not in options.producer_config()
     assert parse(kafka__value__serializer="str", kafka__value__serializer__encoding="latin-1")
+
+
+class LateSerializer(Serializer):
+    """A plug-in that reads its option when it is used. It counts how often it is configured and closed."""
+
+    calls: ClassVar[list[str]] = []
+
+    def configure(self, config, is_key):
+        self.config = config
+        self.calls.append("configure")
+
+    def serialize(self, topic, value, headers=None):
+        return self.config["colour"].encode()
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_an_option_that_a_plugin_may_read_later_is_accepted_with_a_warning():
+    path = f"{__name__}.LateSerializer"
+    options = parse(kafka__value__serializer=path, kafka__colour="red")
+    assert options.plugin_config()["colour"] == "red"
+    assert options.no_effect_text() == (
+        "1 option has no effect: kafka.colour: Kafka's clients have none of this name, and no plug-in read it when "
+        "configured"
+    )
+    read = parse(kafka__value__serializer=f"{__name__}.ColourSerializer", kafka__colour="red")
+    assert read.no_effect_text() is None
+    with pytest.raises(ConfigError, match=r"did you mean 'kafka\.linger\.ms'"):
+        parse(kafka__value__serializer=path, kafka__linger__m="5")
+
+
+def test_plugins_are_configured_once_for_the_same_options_and_closed():
+    LateSerializer.calls.clear()
+    for _ in range(3):
+        options = parse(kafka__value__serializer=f"{__name__}.LateSerializer", kafka__colour="blue")
+        options.no_effect_text()
+    assert LateSerializer.calls == ["configure", "close"]
+
+
+def test_options_of_config_providers_have_no_effect():
+    options = parse(kafka__config__providers="file", kafka__config__providers__file__class="org.example.Provider")
+    text = options.no_effect_text() or ""
+    assert text.startswith("2 options have no effect: kafka.config.providers: ")
+    assert "kafka.config.providers.file.class: values are used as they are" in text
 
 
 def test_options_without_effect_are_one_warning_and_reach_no_producer(caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from typing import ClassVar
 
 import pytest
 
@@ -244,6 +245,46 @@ def test_what_has_no_effect_is_warned_of_once(caplog):
         "2 options have no effect: kafka.linger.ms: it is an option of producers, and the source reads; "
         "kafka.session.timeout.ms: the source joins no group: Spark assigns the partitions",
     ]
+
+
+class TokenProvider:
+    """A plug-in that reads one option when it is configured. It counts how often that happens."""
+
+    calls: ClassVar[list[str]] = []
+
+    def configure(self, config):
+        self.realm = config["token.realm"]
+        self.calls.append("configure")
+
+    def __call__(self):
+        raise AssertionError("no connection is opened here")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_options_of_a_plugin_are_accepted_and_the_plugin_is_configured_once_and_closed(caplog):
+    TokenProvider.calls.clear()
+    options = {
+        **LEAST,
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.login.callback.handler.class": f"{__name__}.TokenProvider",
+        "kafka.token.realm": "r",
+        "kafka.colour": "red",
+        "kafka.config.providers.file.class": "org.example.Provider",
+    }
+    for _ in range(3):
+        parse(options, Mode.STREAM)
+    with caplog.at_level(logging.WARNING, "headrace"):
+        warn_of_no_effect(options, Mode.STREAM)
+    assert TokenProvider.calls == ["configure", "close"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 options have no effect: kafka.colour: Kafka's clients have none of this name, and no plug-in read it when "
+        "configured; kafka.config.providers.file.class: values are used as they are"
+    ]
+    with pytest.raises(ConfigError, match=r"did you mean 'kafka\.check\.crcs'"):
+        parse({**options, "kafka.check.crc": "x"}, Mode.STREAM)
 
 
 def test_every_consumer_option_of_kafka_43_is_known():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from headrace.client.blocking import ClientSettings
@@ -20,8 +21,10 @@ from headrace.producer.plugins import PluginLoader
 from headrace.producer.settings import sasl_settings, tls_settings
 from headrace.spark.kafka_options import (
     CONSUMER_WITHOUT_EFFECT,
+    OPTION_SETS_MAX,
     PREFIX,
     no_effect_text,
+    not_read,
     refuse_unknown,
     unknown_names,
     without_effect,
@@ -107,6 +110,9 @@ _REFUSED = {
     "interceptor.classes": "interceptors need a Python object for each row, which the source does not create",
 }
 
+_TOKEN_PLUGIN = "sasl.login.callback.handler.class"
+"""The option of the only plug-in of the source."""
+
 
 def resolve(given: Mapping[str, str]) -> Config:
     """Check `kafka.*` options, given without the prefix. Refuse those that Spark's own Kafka source refuses."""
@@ -119,10 +125,27 @@ def resolve(given: Mapping[str, str]) -> Config:
         raise ConfigError(f"{PREFIX}{error}") from None
     if not config["bootstrap.servers"]:
         raise ConfigError("kafka.bootstrap.servers is not set; it may be host:port, several with commas between them")
-    if unknown := unknown_names(given, CONSUMER_OPTIONS):
-        sasl_settings(config, PluginLoader(config))  # a plug-in may read some of them
-        refuse_unknown(unknown - config.used, CONSUMER_OPTIONS)
+    refuse_unknown(_unknown(given), CONSUMER_OPTIONS, similar_only=_TOKEN_PLUGIN in given)
     return config
+
+
+def _unknown(given: Mapping[str, str]) -> set[str]:
+    """Return the names that neither Kafka's clients have nor the plug-in reads when it is configured."""
+    unknown = unknown_names(given, CONSUMER_OPTIONS)
+    if unknown and _TOKEN_PLUGIN in given:
+        unknown -= _read_by_plugin(frozenset(given.items()))
+    return unknown
+
+
+@lru_cache(OPTION_SETS_MAX)
+def _read_by_plugin(given: frozenset[tuple[str, str]]) -> frozenset[str]:
+    config = CONSUMER_OPTIONS.resolve(("argument", dict(given)))
+    plugins = PluginLoader(config)
+    try:
+        sasl_settings(config, plugins)
+    finally:
+        plugins.close()
+    return frozenset(config.used)
 
 
 def reading_options(sink_options: Mapping[str, str]) -> dict[str, str]:
@@ -135,9 +158,11 @@ def reading_options(sink_options: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def warn_of_no_effect(config: Config) -> None:
+def warn_of_no_effect(given: Mapping[str, str]) -> None:
     """Log which options have no effect. Called once for a query, not on every executor."""
-    text = no_effect_text(config, CONSUMER_OPTIONS, without_effect(config.unused, CONSUMER_OPTIONS))
+    config = resolve(given)
+    others = without_effect(config.unused, CONSUMER_OPTIONS) | not_read(_unknown(given))
+    text = no_effect_text(config, CONSUMER_OPTIONS, others)
     if text is not None:
         log.warning("%s", text)
 

@@ -4,13 +4,14 @@
     no effect    known to a client of Kafka, but nothing here uses it: one warning for a query
     unknown      refused, with the most similar name
 
-An unknown name may belong to a plug-in: it is accepted if a plug-in reads it when it is configured.
+An unknown name may belong to a plug-in: it is accepted if a plug-in reads it when it is configured. A plug-in of the
+user may read it later: with one, only unknown names that are similar to a known one are refused.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from headrace.config import Config, Options
 from headrace.errors import ConfigError
@@ -18,6 +19,10 @@ from headrace.producer.options import PRODUCER_OPTIONS
 
 PREFIX = "kafka."
 SIMILARITY_MIN = 0.75
+OPTION_SETS_MAX = 64
+"""Sets of options for which a process remembers what their plug-ins read."""
+_PROVIDERS_PREFIX = "config.providers."
+_NO_PROVIDERS = "values are used as they are"
 _NO_GROUP = "the source joins no group: Spark assigns the partitions"
 _FIXED = "the client sets it"
 _METRICS = "Spark has the metrics of a query"
@@ -36,7 +41,7 @@ CONSUMER_WITHOUT_EFFECT = {
     "auto.commit.interval.ms": _NO_GROUP,
     "check.crcs": "checksums are always verified",
     "client.rack": "the source reads from leaders only",
-    "config.providers": "values are used as they are",
+    "config.providers": _NO_PROVIDERS,
     "exclude.internal.topics": "internal topics are read if they are named; patterns do not match them",
     "group.instance.id": _NO_GROUP,
     "group.protocol": _NO_GROUP,
@@ -76,14 +81,15 @@ CONSUMER_ONLY = frozenset(
 _ADMIN_ONLY = frozenset({"bootstrap.controllers"})
 
 
-def without_effect(unused: Iterable[str], used: Options) -> dict[str, str]:
-    """Return those of these names that another client of Kafka has, with the reason why they have no effect here."""
+def without_effect(unused: Collection[str], used: Options) -> dict[str, str]:
+    """Return the names that Kafka's clients have, but not the one that is used here, with why they have no effect."""
     here = "the sink writes" if used is PRODUCER_OPTIONS else "the source reads"
     others = dict.fromkeys(_ADMIN_ONLY, f"it is an option of the admin client, and {here}")
     if used is PRODUCER_OPTIONS:
         others |= dict.fromkeys(CONSUMER_ONLY, f"it is an option of consumers, and {here}")
     else:
         others |= dict.fromkeys(PRODUCER_OPTIONS, f"it is an option of producers, and {here}")
+    others |= {name: _NO_PROVIDERS for name in unused if name.startswith(_PROVIDERS_PREFIX)}
     return {name: others[name] for name in sorted(unused) if name in others}
 
 
@@ -105,6 +111,11 @@ def refuse_unknown(unknown: Iterable[str], used: Options, *, similar_only: bool 
                 f"there is no option {PREFIX + name!r}: Kafka's clients have none of this name, and no plug-in of the "
                 "query reads it; leave it out"
             )
+
+
+def not_read(unknown: Iterable[str]) -> dict[str, str]:
+    """Return unknown names that are accepted although no plug-in has read them, with why they have no effect."""
+    return dict.fromkeys(unknown, "Kafka's clients have none of this name, and no plug-in read it when configured")
 
 
 def no_effect_text(given: Config, used: Options, others: Mapping[str, str]) -> str | None:

@@ -6,20 +6,29 @@ Spark's mapping (names in lower case) → SinkOptions.parse → kafka.* for the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from headrace.client.admin.topics import BROKERS_DEFAULT
 from headrace.client.blocking import ClientSettings
 from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
 from headrace.errors import ConfigError
+from headrace.producer import partitioners, serializers
 from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader
 from headrace.producer.settings import ProducerSettings, resolve, sasl_settings, tls_settings
+from headrace.spark.kafka_options import (
+    OPTION_SETS_MAX,
+    no_effect_text,
+    not_read,
+    refuse_unknown,
+    unknown_names,
+    without_effect,
+)
 from headrace.spark.kafka_options import PREFIX as KAFKA_PREFIX
-from headrace.spark.kafka_options import no_effect_text, refuse_unknown, unknown_names, without_effect
 from headrace.spark.origins import OriginColumns
 from headrace.spark.topic_creation import SETTINGS_PREFIX, TopicCreation
 from headrace.telemetry.sender import check_url
@@ -45,6 +54,12 @@ _SET_BY_SINK = {
 _FOR_DECISIONS = ("sink.id", "write.id", "replay.check")
 _PLUGINS = ("key.serializer", "value.serializer", "interceptor.classes", "partitioner.class")
 _PRODUCER_PLUGINS = ("metric.reporters", "sasl.login.callback.handler.class")
+_BUILT_IN: dict[str, Collection[str]] = dict.fromkeys((*_PLUGINS, *_PRODUCER_PLUGINS), ()) | {
+    "key.serializer": serializers.KIND.known,
+    "value.serializer": serializers.KIND.known,
+    "partitioner.class": partitioners.KIND.known,
+}
+"""The names of plug-ins that headrace has, by option. Of these it is known which options they read."""
 
 SINK_OPTIONS = Options(
     Option("topic", "str", None, "The topic to write to. It overrides the column `topic`.", None, "high"),
@@ -243,26 +258,26 @@ class SinkOptions:
         if self.view_url is not None:
             check_url(self.view_url)
         self.resolved()
-        self._refuse_unknown()
+        refuse_unknown(self._unknown(), PRODUCER_OPTIONS, similar_only=self._has_own_plugins())
 
-    def _refuse_unknown(self) -> None:
-        """Raise if neither Kafka's clients nor a plug-in have an option."""
+    def _unknown(self) -> set[str]:
+        """Return the names that neither Kafka's clients have nor the plug-ins read when they are configured."""
         unknown = unknown_names(self.kafka, PRODUCER_OPTIONS)
         if unknown and any(name in self.kafka for name in (*_PLUGINS, *_PRODUCER_PLUGINS)):
-            config = self.plugin_config()
-            plugins = PluginLoader(config)
-            try:
-                SendPipeline(ProducerSettings.build(config, plugins), plugins)
-            finally:
-                plugins.close()
-            unknown -= config.used
-        # Reporters are not loaded here: configuring one may open a port.
-        refuse_unknown(unknown, PRODUCER_OPTIONS, similar_only="metric.reporters" in self.kafka)
+            unknown -= _read_by_plugins(frozenset(self._effective().items()))
+        return unknown
+
+    def _has_own_plugins(self) -> bool:
+        """Whether a plug-in is not one of headrace: it may read any option, also later than `configure`."""
+        return any(name in self.kafka and self.kafka[name] not in known for name, known in _BUILT_IN.items())
 
     def no_effect_text(self) -> str | None:
         """Return a warning for the `kafka.*` options that are set and have no effect, or None."""
         config = PRODUCER_OPTIONS.resolve(("argument", self.kafka))
-        return no_effect_text(config, PRODUCER_OPTIONS, without_effect(config.unused, PRODUCER_OPTIONS))
+        others = without_effect(config.unused, PRODUCER_OPTIONS)
+        if "metric.reporters" not in self.kafka:  # what they read is not known here
+            others |= not_read(self._unknown())
+        return no_effect_text(config, PRODUCER_OPTIONS, others)
 
     def _check_origins(self, is_stream: bool) -> None:
         if not is_stream:
@@ -330,6 +345,21 @@ class SinkOptions:
             tls=tls_settings(config),
             sasl=sasl_settings(config, PluginLoader(config)),
         )
+
+
+@lru_cache(OPTION_SETS_MAX)
+def _read_by_plugins(given: frozenset[tuple[str, object]]) -> frozenset[str]:
+    """Return the names that the plug-ins of a producer with these options read when they are configured.
+
+    Metrics reporters are left out: configuring one may open a port.
+    """
+    config = resolve(dict(given))
+    plugins = PluginLoader(config)
+    try:
+        SendPipeline(ProducerSettings.build(config, plugins), plugins)
+    finally:
+        plugins.close()
+    return frozenset(config.used)
 
 
 def _creation(config: Config, topic_configs: dict[str, str]) -> TopicCreation | None:

@@ -226,7 +226,7 @@ def warn_of_no_effect(options: Mapping[str, str], mode: Mode) -> None:
         for name in _STREAM_ONLY:
             if name in given:
                 log.warning("option %s has no effect in a batch query", name)
-    consumer_options.warn_of_no_effect(consumer_options.resolve(kafka))
+    consumer_options.warn_of_no_effect(kafka)
 
 
 def schema_of(options: Mapping[str, str]) -> StructType:
