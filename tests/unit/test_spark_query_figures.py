@@ -104,7 +104,18 @@ def test_latest_offset_is_readable_and_still_a_position():
     assert Position.of_json(json.loads(json.dumps(shown))) == latest
 
 
-@pytest.mark.parametrize("newest", [None, 7, {"orders": "yesterday"}, {"orders": None}, {"orders": 3}])
+@pytest.mark.parametrize("ms", [NEWEST_MS * 1000, NEWEST_MS * 1_000_000, 2**63 - 1, -(2**63)])
+def test_timestamp_outside_the_years_1_to_9999_is_left_out(ms):
+    latest = Position({ORDERS[0]: 10, REFUNDS: 3})
+    shown = with_figures(latest, "orders", {ORDERS[0]: 4, REFUNDS: 3}, {"orders": ms, "refunds": NEWEST_MS})
+    assert shown["@lag"] == {"orders": 6, "refunds": 0}
+    assert shown["@newest"] == {"refunds": "2023-11-14T22:13:20.123Z"}
+    assert "@newest" not in with_figures(latest, "orders", {}, {"orders": ms})
+
+
+@pytest.mark.parametrize(
+    "newest", [None, 7, {"orders": "yesterday"}, {"orders": None}, {"orders": 3}, {"orders": "0001-01-01T00:00:00"}]
+)
 def test_unknown_form_of_newest_timestamps_is_no_error(newest):
     latest = {"orders": {"0": 10}, "@newest": newest}
     source = SourceProgress.of_json({"endOffset": {"orders": {"0": 4}}, "latestOffset": latest})
