@@ -97,7 +97,8 @@ class CommitFeed:
 
     def close(self) -> None:
         """Remove the file: reports to come are dropped, unless another listener creates it again."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
         self._file.close()
         if self._replaced is not None:
             self._replaced.close()
