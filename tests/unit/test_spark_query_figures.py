@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -159,6 +160,28 @@ def test_totals_continue_over_runs(figures):
     figures.add_commits(commits("replayed", "committed"))
     assert (figures.state, figures.totals.batches, figures.totals.rows) == ("running", 2, 3000)
     assert (figures.outcomes, figures.commits.rows) == ({"committed": 2, "replayed": 1}, 3000)
+
+
+def test_restarted_query_shows_nothing_of_the_run_before(figures):
+    figures.end(None)
+    figures.restart("other", "run-2")
+    assert figures.summary(NEWEST_MS) == "query copy: no batch yet"
+    assert not any("lag" in line or "source_offset" in line for line in scrape(lambda: [figures]))
+    assert figures.totals.behind is None
+    figures.add_progress(progress())  # the same number of batch, whose commit is not known yet
+    assert "sink" not in figures.summary(NEWEST_MS)
+
+
+def test_running_time_is_the_sum_of_the_runs(figures, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: figures.totals.started_at + 10)
+    figures.end(None)
+    restarted_at = figures.totals.started_at + 1000
+    monkeypatch.setattr(time, "monotonic", lambda: restarted_at)
+    figures.restart("id", "run-2")
+    assert figures.totals.seconds == pytest.approx(10)
+    monkeypatch.setattr(time, "monotonic", lambda: restarted_at + 5)
+    assert figures.totals.seconds == pytest.approx(15)
+    assert figures.totals.rows_per_second == pytest.approx(100)
 
 
 def test_live_view_gets_lag_by_topic(figures):
