@@ -122,7 +122,7 @@ def test_unexpected_error_leaves_the_figures_out_with_one_warning(headrace_broke
     end = stream.latestOffset(stream.initialOffset(), ALL)
     monkeypatch.setattr(Lookup, "newest_ms", lambda *_: 1 / 0)
     monkeypatch.setattr("headrace.spark.source.NEWEST_SECONDS", 0.0)
-    shown = [stream.reportLatestOffset() for _ in range(2)]
+    shown = [journey(stream.reportLatestOffset()) for _ in range(2)]
     stream.stop()
     assert [figures[topic] for figures in shown] == [end[topic]] * 2
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
