@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from contextlib import contextmanager
@@ -99,6 +100,15 @@ def test_a_spark_that_does_not_start_is_a_finding_with_the_end_of_its_log(monkey
     assert finding.failed
     assert "Spark does not start: " in finding.fact
     assert "see the java and spark checks" in finding.remedy
+
+
+def test_other_lines_in_the_output_of_the_probe_are_skipped(monkeypatch, tmp_path):
+    pytest.importorskip("pyspark")
+    (tmp_path / "sitecustomize.py").write_text("""print('5', '[1]', '"version"', 'null', 'text', sep='\\n')\n""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("JAVA_HOME", fake_java(tmp_path / "java", "exit 1"))
+    (finding,) = doctor_spark.check_spark_runs()
+    assert "Spark does not start: " in finding.fact
 
 
 def test_a_spark_that_hangs_is_ended_in_time_with_its_java(monkeypatch, tmp_path):

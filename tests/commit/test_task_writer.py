@@ -150,6 +150,20 @@ def test_inline_rows_of_all_tasks_are_one_batch_of_their_topic(rig):
     assert columns["value"].to_pylist() == ["0-1", "0-2", "1-1", "1-2", "2-1", "2-2"]
 
 
+def test_inline_rows_of_a_topic_stay_in_order_if_only_some_have_a_key(rig):
+    rows = [{"value": ["1"]}, {"value": ["2"], "key": ["k"]}, {"value": ["3"]}, {"value": ["4"]}]
+    report = rig.task(["0"], commit__mode="inline")
+    report.inline = [(rig.topic, to_ipc(pa.RecordBatch.from_pydict(columns))) for columns in rows]
+    assert [columns["value"].to_pylist() for _, columns in merged([report])] == [["1"], ["2"], ["3", "4"]]
+
+
+def to_ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
 def test_a_task_with_too_many_inline_bytes_writes_all_rows_in_a_transaction(rig):
     parts = [[f"{number:0100d}"] for number in range(50)]
     report = rig.task(*parts, commit__mode="auto", commit__inline__bytes__max="2000")

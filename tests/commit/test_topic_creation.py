@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient, ConfigResource, NewTopic, ResourceKind
+from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.errors import TopicExistsError
 from headrace.spark import sink, worker
@@ -222,3 +224,20 @@ def test_options_without_effect_are_warned_of_once_for_all_batches_of_a_query(he
         "2 options have no effect: kafka.check.crcs: it is an option of consumers, and the sink writes; "
         "kafka.group.id: it is an option of consumers, and the sink writes"
     ]
+
+
+def test_an_existing_topic_without_a_leader_does_not_delay_planning(strict, monkeypatch):
+    topic = new_topic(strict, "leaderless", 2)
+    describe = TopicAdmin.describe_topics
+
+    def without_leader(admin, names):
+        return {
+            name: replace(topic, partitions=tuple(part._replace(leader=-1) for part in topic.partitions))
+            for name, topic in describe(admin, names).items()
+        }
+
+    monkeypatch.setattr(TopicAdmin, "describe_topics", without_leader)
+    options = options_of(strict, topic=topic, topic__create="true")
+    started = time.monotonic()
+    assert sink.plan(options, ROWS).partition_counts == {topic: 2}
+    assert time.monotonic() - started < PLAN_SECONDS_MAX

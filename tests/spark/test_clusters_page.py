@@ -112,6 +112,7 @@ def cluster(tmp_path):
         standalone.close()
 
 
+@pytest.mark.behaviour("S15")
 def test_workers_of_a_cluster_without_headrace_and_with_a_shipped_environment(cluster, page):
     bare = environment_without_headrace(page.folder / "bare")
     archives = 'builder = builder.config("spark.archives", "environment.tar.gz#environment")\n'
@@ -142,6 +143,7 @@ def test_workers_of_a_cluster_without_headrace_and_with_a_shipped_environment(cl
     assert last_line(done) == f"{ROWS} records", done.stderr[-3000:]
 
 
+@pytest.mark.behaviour("S15")
 def test_batch_stream_and_source_with_spark_connect(page, tmp_path):
     """The client has PySpark only."""
     pytest.importorskip("grpc")
@@ -153,6 +155,7 @@ def test_batch_stream_and_source_with_spark_connect(page, tmp_path):
     assert page.copied() == [*range(ROWS)]
 
 
+@pytest.mark.behaviour("S15")
 def test_an_artifact_of_a_spark_connect_session_is_enough_for_batches(page, tmp_path):
     """The server does not have headrace, the client does."""
     pytest.importorskip("grpc")
@@ -172,6 +175,7 @@ def pipelines(page, *arguments):
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.behaviour("S15")
 def test_a_declarative_pipeline_delivers_what_is_new_and_all_again_in_a_full_refresh(page):
     pytest.importorskip("grpc")
     page.write("spark-pipeline.yml")
@@ -186,6 +190,7 @@ def test_a_declarative_pipeline_delivers_what_is_new_and_all_again_in_a_full_ref
     assert page.copied() == sorted([*range(10), *range(5)] * 2)
 
 
+@pytest.mark.behaviour("S15")
 def test_with_source_offsets_a_full_refresh_delivers_nothing_again(page):
     pytest.importorskip("grpc")
     page.write("spark-pipeline.yml")

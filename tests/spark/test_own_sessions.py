@@ -51,6 +51,7 @@ def run(*arguments, **variables):
     )
 
 
+@pytest.mark.behaviour("S15")
 def test_a_configured_session_writes_and_reads_without_an_activated_environment(headrace_broker, inactive):
     topic = new_topic(headrace_broker, "configured", 2)
     done = run("-c", JOB, headrace_broker.bootstrap, topic, "configure", **inactive)
@@ -58,6 +59,7 @@ def test_a_configured_session_writes_and_reads_without_an_activated_environment(
     assert done.stdout.split() == ["100"]
 
 
+@pytest.mark.behaviour("S15")
 @pytest.mark.slow
 def test_an_own_session_needs_pyspark_python(headrace_broker, inactive):
     topic = new_topic(headrace_broker, "own", 2)
@@ -74,6 +76,7 @@ def doctor(**variables):
     return done.returncode, {" ".join(finding["check"].split()[:2]): finding for finding in findings}
 
 
+@pytest.mark.behaviour("S15")
 @pytest.mark.slow
 def test_the_doctor_names_the_interpreter_without_headrace_and_the_remedy(inactive, tmp_path):
     bare = inactive["PATH"].split(os.pathsep)[0]

@@ -23,6 +23,7 @@ from headrace.spark.source_progress import SourceProgress
 from headrace.types import TopicPartition
 from tests.support.peers import librdkafka
 from tests.support.source_rig import (
+    TIME_MS,
     delete_before,
     delete_topic,
     grow_topic,
@@ -102,6 +103,30 @@ def test_latest_offset_carries_name_lag_and_newest_timestamp(either, reader):
     assert (figures["@lag"], progress.lag) == ({topic: 6}, 6)
     newest_ms = records(10)[-1].timestamp
     assert progress.topics() == [(topic, 2, 6, newest_ms)]
+
+
+def test_timestamp_that_is_no_date_does_not_end_the_query(either, reader):
+    topic = new_topic(either, "micros", message_timestamp_after_max_ms=2**63 - 1)
+    record = records(1)[0]._replace(timestamp=TIME_MS * 1000)
+    librdkafka.produce(either.bootstrap, topic, [record], partition=0)
+    stream = reader(topic, startingOffsets="earliest")
+    end = journey(stream.latestOffset(journey(stream.initialOffset()), ALL))
+    figures = journey(stream.reportLatestOffset())
+    assert (figures[topic], figures["@lag"]) == (end[topic], {topic: 0})
+    assert "@newest" not in figures
+
+
+def test_unexpected_error_leaves_the_figures_out_with_one_warning(headrace_broker, monkeypatch, caplog):
+    topic = new_topic(headrace_broker, "no-figures")
+    stream = stream_reader(headrace_broker, topic)
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    monkeypatch.setattr(Lookup, "newest_ms", lambda *_: 1 / 0)
+    monkeypatch.setattr("headrace.spark.source.NEWEST_SECONDS", 0.0)
+    shown = [journey(stream.reportLatestOffset()) for _ in range(2)]
+    stream.stop()
+    assert [figures[topic] for figures in shown] == [end[topic]] * 2
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "no lag in the progress of the query" in warning.getMessage()
 
 
 def test_a_stream_begins_at_latest_by_default_also_after_a_crash_in_its_first_batch(either, reader):

@@ -183,6 +183,16 @@ def test_bad_rows_become_dead_letters():
     assert "partition is 9" in texts[2]["headrace.error"]
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()], ids=str)
+def test_dead_letters_have_the_bytes_of_the_row(kind):
+    """Spark passes large types with spark.sql.execution.arrow.useLargeVarTypes."""
+    given = options(on__bad__row="dead-letter", dead__letter__topic="dead")
+    plan = ColumnPlan(given, Limits(2000, {"x": 3}), "batch 3, task 1", unexpected)
+    columns = {"value": pa.array([b"abc\x00"], pa.binary()).cast(kind), "topic": pa.array([None], pa.string())}
+    ((topic, letters),) = plan.prepare(pa.RecordBatch.from_pydict(columns))
+    assert (topic, letters["value"].to_pylist()) == ("dead", [b"abc\x00"])
+
+
 def fingerprint(batches: list[dict[str, list[object]]], attempt: int) -> Fingerprint:
     given = options(on__bad__row="dead-letter", dead__letter__topic="dead")
     plan = ColumnPlan(given, Limits(2000, {"x": 3, "y": 3}), f"batch 3, task 1 (attempt {attempt})", unexpected)

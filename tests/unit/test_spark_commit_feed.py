@@ -133,11 +133,69 @@ def test_file_of_a_killed_driver_is_removed_after_a_week(run, folder):
     assert not old.exists()
 
 
-def test_folder_of_another_user_is_refused(run, folder):
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o750, 0o705])
+def test_folder_that_others_can_open_is_refused_and_gets_no_report(run, folder, mode):
+    folder.mkdir()
+    folder.chmod(mode)
+    path = folder / f"commits-{run}.jsonl"
+    path.touch()
     with pytest.raises(PermissionError, match="is not a private folder of this user"):
         CommitFeed(run)
+    append(report(run))
+    assert path.read_bytes() == b""
+
+
+def test_folder_that_is_a_link_is_refused_and_gets_no_report(run, folder, tmp_path):
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    folder.symlink_to(target)
+    path = target / f"commits-{run}.jsonl"
+    path.touch()
+    with pytest.raises(OSError, match="headrace-"):
+        CommitFeed(run)
+    append(report(run))
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("of_another", ["folder", "file"])
+def test_file_or_folder_of_another_user_is_refused_and_gets_no_report(run, folder, of_another):
+    folder.mkdir(mode=0o700)
+    path = folder / f"commits-{run}.jsonl"
+    path.touch()
+    os.chown(folder if of_another == "folder" else path, 65534, 65534)
+    with pytest.raises(PermissionError, match="of this user: remove it, or set TMPDIR"):
+        CommitFeed(run)
+    append(report(run))
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_fifo_in_place_of_the_file_does_not_hold_up_a_commit(run, folder, has_reader):
+    folder.mkdir(mode=0o700)
+    path = folder / f"commits-{run}.jsonl"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
+    with pytest.raises(PermissionError, match="is not a regular file of this user"):
+        CommitFeed(run)
+    append(report(run))
+    if reader is not None:
+        assert os.read(reader, 1) == b""
+        os.close(reader)
+
+
+@pytest.mark.parametrize("is_dangling", [True, False])
+def test_link_in_place_of_the_file_is_not_followed(run, folder, tmp_path, is_dangling):
+    folder.mkdir(mode=0o700)
+    target = tmp_path / "target"
+    if not is_dangling:
+        target.write_bytes(b"kept")
+    (folder / f"commits-{run}.jsonl").symlink_to(target)
+    with pytest.raises(OSError, match="commits-"):
+        CommitFeed(run)
+    append(report(run))
+    assert target.read_bytes() == b"kept" if target.exists() else is_dangling
 
 
 def test_commit_is_reported_to_the_feed_with_its_phases(run):

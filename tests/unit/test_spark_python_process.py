@@ -33,6 +33,14 @@ task(spark.makefile("wb"))
 facts = {"before": before, "frozen": frozen, "again": gc.get_freeze_count()}
 facts |= {"spark": options(spark), "other": options(other)[0], "descriptors": len(os.listdir("/proc/self/fd"))}
 task(spark.makefile("wb"))
+socket.setdefaulttimeout(60)
+task(spark.makefile("wb"))
+task(first.makefile("wb"))
+socket.setdefaulttimeout(None)
+facts["blocking"] = [os.get_blocking(spark.fileno()), os.get_blocking(first.fileno())]
+with open("/dev/null", "wb") as no_socket:
+    task(no_socket)
+task(object())
 facts["left_open"] = len(os.listdir("/proc/self/fd")) - facts["descriptors"]
 if os.fork() == 0:
     gc.unfreeze()
@@ -60,6 +68,7 @@ def test_a_process_that_spark_uses_again_is_prepared_once_and_its_connection_eve
     assert facts["again"] == facts["frozen"]
     assert facts["spark"] == [1, 1]
     assert facts["other"] == 0
+    assert facts["blocking"] == [True, True]  # with a default time-out, too
     assert facts["left_open"] == 0
     assert facts["child"] == 0  # a fork is another process
 

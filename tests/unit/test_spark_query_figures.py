@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -104,7 +105,18 @@ def test_latest_offset_is_readable_and_still_a_position():
     assert Position.of_json(json.loads(json.dumps(shown))) == latest
 
 
-@pytest.mark.parametrize("newest", [None, 7, {"orders": "yesterday"}, {"orders": None}, {"orders": 3}])
+@pytest.mark.parametrize("ms", [NEWEST_MS * 1000, NEWEST_MS * 1_000_000, 2**63 - 1, -(2**63)])
+def test_timestamp_outside_the_years_1_to_9999_is_left_out(ms):
+    latest = Position({ORDERS[0]: 10, REFUNDS: 3})
+    shown = with_figures(latest, "orders", {ORDERS[0]: 4, REFUNDS: 3}, {"orders": ms, "refunds": NEWEST_MS})
+    assert shown["@lag"] == {"orders": 6, "refunds": 0}
+    assert shown["@newest"] == {"refunds": "2023-11-14T22:13:20.123Z"}
+    assert "@newest" not in with_figures(latest, "orders", {}, {"orders": ms})
+
+
+@pytest.mark.parametrize(
+    "newest", [None, 7, {"orders": "yesterday"}, {"orders": None}, {"orders": 3}, {"orders": "0001-01-01T00:00:00"}]
+)
 def test_unknown_form_of_newest_timestamps_is_no_error(newest):
     latest = {"orders": {"0": 10}, "@newest": newest}
     source = SourceProgress.of_json({"endOffset": {"orders": {"0": 4}}, "latestOffset": latest})
@@ -148,6 +160,28 @@ def test_totals_continue_over_runs(figures):
     figures.add_commits(commits("replayed", "committed"))
     assert (figures.state, figures.totals.batches, figures.totals.rows) == ("running", 2, 3000)
     assert (figures.outcomes, figures.commits.rows) == ({"committed": 2, "replayed": 1}, 3000)
+
+
+def test_restarted_query_shows_nothing_of_the_run_before(figures):
+    figures.end(None)
+    figures.restart("other", "run-2")
+    assert figures.summary(NEWEST_MS) == "query copy: no batch yet"
+    assert not any("lag" in line or "source_offset" in line for line in scrape(lambda: [figures]))
+    assert figures.totals.behind is None
+    figures.add_progress(progress())  # the same number of batch, whose commit is not known yet
+    assert "sink" not in figures.summary(NEWEST_MS)
+
+
+def test_running_time_is_the_sum_of_the_runs(figures, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: figures.totals.started_at + 10)
+    figures.end(None)
+    restarted_at = figures.totals.started_at + 1000
+    monkeypatch.setattr(time, "monotonic", lambda: restarted_at)
+    figures.restart("id", "run-2")
+    assert figures.totals.seconds == pytest.approx(10)
+    monkeypatch.setattr(time, "monotonic", lambda: restarted_at + 5)
+    assert figures.totals.seconds == pytest.approx(15)
+    assert figures.totals.rows_per_second == pytest.approx(100)
 
 
 def test_live_view_gets_lag_by_topic(figures):

@@ -152,9 +152,37 @@ def test_commits_are_left_out_if_their_file_cannot_be_created(following, folder,
     assert lines()[1].startswith("query orders: batch 0, 10 rows")
 
 
-def test_event_that_is_not_understood_does_not_reach_spark(following, lines):
-    Query(following).progress("seven")
+def test_commits_are_left_out_after_their_file_cannot_be_read(following, folder, lines):
+    query = Query(following)
+    query.start()
+    folder.rename(folder.with_name("elsewhere"))
+    query.progress(0)
+    query.progress(1)
+    query.end()
+    assert lines()[0].startswith("query orders: no more figures of its commits: ")
+    assert [line.partition(",")[0] for line in lines()[1:]] == [
+        "query orders: batch 0",
+        "query orders: batch 1",
+        "query orders has stopped after batch 1",
+    ]
+
+
+def test_event_that_is_not_understood_is_logged_once_and_does_not_reach_spark(following, lines):
+    for _ in range(3):
+        Query(following).progress("seven")
     assert lines() == ["cannot follow a streaming query; the query itself is not affected"]
+
+
+def test_end_of_a_run_that_comes_after_the_next_start_removes_its_file(following, folder):
+    query = Query(following)
+    query.start()
+    first = query.run
+    query.start()
+    following.onQueryTerminated(QueryTerminatedEvent(query.id, first, None, None))
+    (figures,) = following.queries()
+    assert (figures.run, figures.state) == (str(query.run), "running")
+    assert not is_wanted(str(first))
+    assert is_wanted(str(query.run))
 
 
 def test_number_of_queries_is_bounded(following, monkeypatch):

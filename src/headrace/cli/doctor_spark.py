@@ -111,14 +111,23 @@ def _probe(seconds_max: float) -> tuple[dict[str, Any], str]:
     except BaseException:
         _end(process)
         raise
+    return _parse_facts(output), log[-LOG_CHARS_MAX:]
+
+
+def _parse_facts(output: str) -> dict[str, Any]:
+    """Return the facts of all lines that are objects of JSON; others were printed by start-up files."""
     facts: dict[str, Any] = {}
     for line in output.splitlines():
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if "workers" in found and "problem" in found:
-                found = {"workers": [], "workers problem": found["problem"]}
-            facts |= found
-    return facts, log[-LOG_CHARS_MAX:]
+        try:
+            line_facts = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(line_facts, dict):
+            continue
+        if "workers" in line_facts and "problem" in line_facts:
+            line_facts = {"workers": [], "workers problem": line_facts["problem"]}
+        facts |= line_facts
+    return facts
 
 
 def _end(process: subprocess.Popen[str]) -> None:

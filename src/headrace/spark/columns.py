@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.producer.column_serializers import is_text_or_bytes
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import BadRowError, PlanError
 from headrace.spark.plugin_columns import Columns, PluginColumns, Refuse
@@ -346,7 +347,7 @@ def _cut(column: pa.Array, cut_bytes: int, bytes_max: int) -> pa.Array:
     """Cut values that are too large. Values that are not bytes become text."""
     if pa.types.is_null(column.type):
         return column
-    if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
+    if not is_text_or_bytes(column.type):
         return pa.array(
             [None if value is None else str(value)[:cut_bytes].encode() for value in column.to_pylist()], pa.binary()
         )

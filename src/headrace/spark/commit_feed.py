@@ -5,7 +5,8 @@
 
 Spark has no way for a Python sink to report figures, and runs each commit in any idle process. These processes are on
 the driver's host, so a file in the temporary folder is enough: an append takes 0.06 ms, waits for nobody, and is left
-out if no listener has created the file.
+out if no listener has created the file. Others can write to the temporary folder: a file is used only if it is a
+regular file of this user, in a folder that only this user can open.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +31,8 @@ STALE_SECONDS = 7 * 24 * 3600.0
 _PREFIX, _SUFFIX = "commits-", ".jsonl"
 _RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """Run ids of Spark's streaming queries. Batch writes have no listener."""
+_OPEN_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Opening a FIFO would wait for its other end."""
 
 
 def _folder() -> Path:
@@ -41,14 +45,14 @@ def _path(run: str) -> Path:
 
 def is_wanted(run: str) -> bool:
     """Whether a listener follows the commits of this run."""
-    return _RUN.fullmatch(run) is not None and _path(run).exists()
+    return _RUN.fullmatch(run) is not None and os.path.lexists(_path(run))
 
 
 def append(report: CommitReport) -> None:
     """Add a report to the feed of its run, if there is one."""
     try:
-        descriptor = os.open(_path(report.run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = _open_private(_path(report.run), os.O_WRONLY | os.O_APPEND)
+    except OSError:  # there is none, or not of this user
         return
     try:
         line = encode(report) + b"\n"
@@ -58,18 +62,37 @@ def append(report: CommitReport) -> None:
         os.close(descriptor)
 
 
+def _open_private(path: Path, flags: int) -> int:
+    """Open a regular file of this user in its folder, without waiting; raise OSError if it is not one."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS)
+    try:
+        status = os.fstat(folder)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{path.parent} is not a private folder of this user: remove it, or set TMPDIR")
+        descriptor = os.open(path.name, flags | _OPEN_FLAGS, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+    status = os.fstat(descriptor)
+    if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not a regular file of this user: remove it, or set TMPDIR")
+    return descriptor
+
+
 class CommitFeed:
     """A reader of the feed of one run, which others may read, too. Not thread-safe."""
 
     def __init__(self, run: str) -> None:
         self._path = _path(run)
-        _prepare_folder(self._path.parent)
+        with contextlib.suppress(FileExistsError):
+            self._path.parent.mkdir(mode=0o700)
         self._file = self._open()
+        _remove_stale(self._path.parent)
         self._replaced: BinaryIO | None = None  # read once more: a writer may have opened it before it was replaced
 
     def _open(self) -> BinaryIO:
         """Open the file, created if needed."""
-        return os.fdopen(os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "rb")
+        return os.fdopen(_open_private(self._path, os.O_RDONLY | os.O_CREAT), "rb")
 
     def read(self) -> list[CommitReport]:
         """Return the reports that are new."""
@@ -97,7 +120,8 @@ class CommitFeed:
 
     def close(self) -> None:
         """Remove the file: reports to come are dropped, unless another listener creates it again."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
         self._file.close()
         if self._replaced is not None:
             self._replaced.close()
@@ -121,13 +145,8 @@ def _decoded(line: bytes) -> CommitReport | None:
     return report if isinstance(report, CommitReport) else None
 
 
-def _prepare_folder(folder: Path) -> None:
-    """Create the folder of this user, and remove the files of drivers that were killed."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022 or not folder.is_dir() or folder.is_symlink():
-        raise PermissionError(f"{folder} is not a private folder of this user: remove it, or set TMPDIR")
+def _remove_stale(folder: Path) -> None:
+    """Remove the files of drivers that were killed."""
     stale = time.time() - STALE_SECONDS
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(OSError):

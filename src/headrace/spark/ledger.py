@@ -214,9 +214,9 @@ class Ledger:
             ) from error
 
     def _look_up(self, topic: str) -> None:
-        """Create a missing topic with topic.create. Otherwise let brokers do it (auto.create.topics.enable).
+        """Create a missing topic with topic.create. Otherwise let the brokers do it (auto.create.topics.enable).
 
-        So they do for the producers of tasks.
+        The brokers create topics that tasks send to in the same way.
         """
         if topic not in self._row_topics and self._options.creation is not None:
             self._options.creation.ensure(self._client, [topic])

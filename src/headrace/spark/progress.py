@@ -75,7 +75,7 @@ def _sum(counts: Iterator[int | None]) -> int | None:
 
 @dataclass(slots=True)
 class Totals:
-    """All batches of a run so far."""
+    """All batches so far, of one run or of several one after another."""
 
     batches: int = 0
     rows: int = 0
@@ -88,6 +88,8 @@ class Totals:
     """Why it ended early, if it did: "stopped" after a batch, or "cancelled" during one."""
     started_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
+    earlier_seconds: float = 0.0
+    """How long the runs before this one took."""
 
     def add(self, batch: BatchProgress) -> None:
         self.batches += 1
@@ -102,9 +104,16 @@ class Totals:
     def end(self) -> None:
         self.ended_at = time.monotonic()
 
+    def restart(self) -> None:
+        """Continue with another run. The time between the runs does not count."""
+        self.earlier_seconds = self.seconds
+        self.started_at, self.ended_at, self.behind = time.monotonic(), None, None
+
     @property
     def seconds(self) -> float:
-        return (time.monotonic() if self.ended_at is None else self.ended_at) - self.started_at
+        """How long all runs took."""
+        ended_at = time.monotonic() if self.ended_at is None else self.ended_at
+        return self.earlier_seconds + ended_at - self.started_at
 
     @property
     def rows_per_second(self) -> float:

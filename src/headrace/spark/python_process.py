@@ -36,7 +36,7 @@ def prepare_process() -> None:
         _prepared_pid = os.getpid()
         gc.collect()
         gc.freeze()
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a socket, or closed
         _send_at_once(sys._getframe(1))
 
 
@@ -45,10 +45,20 @@ def _send_at_once(frame: FrameType | None) -> None:
     while frame is not None:
         file = frame.f_locals.get(_TO_SPARK)
         if file is not None:
-            with socket.socket(fileno=os.dup(file.fileno())) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    if sys.platform == "linux":  # it acknowledges at once what has arrived, and for a while
-                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            _turn_delays_off(file.fileno())
             return
         frame = frame.f_back
+
+
+def _turn_delays_off(descriptor: int) -> None:
+    is_blocking, copy = os.get_blocking(descriptor), os.dup(descriptor)
+    try:
+        connection = socket.socket(fileno=copy)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform == "linux":  # it acknowledges at once what has arrived, and for a while
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        connection.detach()
+    finally:
+        os.close(copy)
+        os.set_blocking(descriptor, is_blocking)  # the constructor changes it after socket.setdefaulttimeout()

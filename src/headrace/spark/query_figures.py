@@ -65,6 +65,9 @@ class QueryFigures:
     def restart(self, id: str, run: str) -> None:
         """Follow another run of the query, or a query with its name; the totals continue."""
         self.id, self.run, self.state, self.error = id, run, RUNNING, ""
+        self.progress, self.sink = None, None
+        self.recent.clear()
+        self.totals.restart()
 
     def add_progress(self, progress: Mapping[str, Any]) -> None:
         """Add the progress of a batch, as Spark's JSON."""

@@ -35,6 +35,7 @@ from headrace.spark.log_setup import show_info
 from headrace.spark.query_figures import RUNNING, QueryFigures
 from headrace.spark.query_metrics import QueryCollector, default_registry
 from headrace.spark.query_view import QueryReporter
+from headrace.telemetry.models import CommitReport
 from headrace.telemetry.sender import check_url
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class QueryListener(StreamingQueryListener):
         self._event_lock = threading.Lock()
         self._feeds: dict[str, CommitFeed | None] = {}  # Guarded by _event_lock. By run; None if it cannot be created.
         self._reporters: dict[str, QueryReporter] = {}  # Guarded by _event_lock. By run.
+        self._logged_errors: set[type[Exception]] = set()  # Guarded by _event_lock.
         self._lock = threading.Lock()  # taken after _event_lock, for moments: scrapes wait for it
         self._queries: dict[str, QueryFigures] = {}  # Guarded by _lock. By name; the last one that started is last.
         if self._collector is not None:
@@ -146,7 +148,8 @@ class QueryListener(StreamingQueryListener):
             run = str(event.runId)
             with self._lock:
                 figures = next((query for query in self._queries.values() if query.run == run), None)
-            if figures is None:
+            if figures is None:  # another run has started
+                self._close_run(run)
                 return
             error = None if event.exception is None else explain(RuntimeError(event.exception))
             with self._lock:
@@ -158,12 +161,17 @@ class QueryListener(StreamingQueryListener):
 
     @contextlib.contextmanager
     def _event(self) -> Iterator[None]:
-        """Keep errors away from Spark's listener bus, which would log a Java stack trace for each event."""
-        try:
-            with self._event_lock:
+        """Keep errors away from Spark's listener bus, which would log a Java stack trace for each event.
+
+        An error that comes with every batch is one warning.
+        """
+        with self._event_lock:
+            try:
                 yield
-        except Exception:
-            log.warning("cannot follow a streaming query; the query itself is not affected", exc_info=True)
+            except Exception as error:
+                level = logging.DEBUG if type(error) in self._logged_errors else logging.WARNING
+                self._logged_errors.add(type(error))
+                log.log(level, "cannot follow a streaming query; the query itself is not affected", exc_info=True)
 
     def _follow(self, id: str, run: str, name: str | None) -> QueryFigures:
         """Return the figures of a query, whose run may be new."""
@@ -189,14 +197,25 @@ class QueryListener(StreamingQueryListener):
 
     def _update(self, figures: QueryFigures) -> None:
         """Add the commits of the sink, and report to the view."""
-        feed = self._feeds.get(figures.run)
-        reports = [] if feed is None else feed.read()
+        reports = self._read_feed(figures)
         with self._lock:
             commits = figures.add_commits(reports)
         if self._view_url is not None:
             if figures.run not in self._reporters:
                 self._reporters[figures.run] = QueryReporter(self._view_url, self._view_token)
             self._reporters[figures.run].update(figures, commits)
+
+    def _read_feed(self, figures: QueryFigures) -> list[CommitReport]:
+        feed = self._feeds.get(figures.run)
+        if feed is None:
+            return []
+        try:
+            return feed.read()
+        except OSError as error:
+            log.warning("query %s: no more figures of its commits: %s", figures.name, error)
+            self._feeds[figures.run] = None
+            feed.close()
+            return []
 
     def _close_run(self, run: str) -> None:
         if (feed := self._feeds.pop(run, None)) is not None:

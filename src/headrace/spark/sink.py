@@ -6,16 +6,21 @@
 
 Only what is pickled passes from one of these to the next. Spark runs each commit in any idle process, so the objects
 that this module keeps for each run are caches: the state is in the decision topic.
+
+What all processes of an application share, such as what was warned of, is noted: see `note`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import operator
+import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,7 +31,6 @@ from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
-from headrace.spark.application_notes import is_noted, note
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported, task_phases
 from headrace.spark.commit_times import Stopwatch
@@ -70,6 +74,39 @@ _OPERATIONS_UNKNOWN = -(1 << 31)
 _sessions: PerRun[Committer] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
 _readers: PerRun[_OriginReader] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
 _limits: dict[str, tuple[Limits, float]] = {}  # with the monotonic time in milliseconds at which they expire
+LOCAL_DIRS = "SPARK_LOCAL_DIRS"
+"""Set by Spark for its Python processes."""
+_own_notes: set[str] = set()
+
+
+def note(fact: str) -> bool:
+    """Note a fact for all Python processes of the Spark application; return False if it was noted before.
+
+    A note is an empty file in a folder of the application, which Spark deletes when it ends. Without such a folder, a
+    process has its own notes.
+    """
+    path = _note_path(fact)
+    if path is None:
+        is_new = fact not in _own_notes
+        _own_notes.add(fact)
+        return is_new
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # the folder is gone, or full
+        return True
+    return True
+
+
+def is_noted(fact: str) -> bool:
+    path = _note_path(fact)
+    return fact in _own_notes if path is None else path.exists()
+
+
+def _note_path(fact: str) -> Path | None:
+    folder = os.environ.get(LOCAL_DIRS, "").partition(",")[0]
+    return Path(folder, f"headrace-{hashlib.sha256(fact.encode()).hexdigest()[:16]}") if folder else None
 
 
 def plan(options: SinkOptions, schema: StructType) -> Limits:

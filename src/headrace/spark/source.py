@@ -190,6 +190,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._end: Offsets = {}  # of the micro-batch that was planned last
         self._newest_ms: dict[str, int] = {}  # by topic
         self._newest_due = 0.0
+        self._has_warned = False  # of figures that cannot be made
         self._triggered_at = time.monotonic()
         self._committed: Offsets | None = None  # to the group of commit.offsets.group.id
 
@@ -327,8 +328,14 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return what Spark shows as `latestOffset` of the source; it is called after `latestOffset`."""
         if self._latest is None:
             return None
-        self._look_up_newest(self._latest.offsets)
-        figures: dict[str, Any] = with_figures(self._latest, self._options.name, self._end, self._newest_ms)
+        try:
+            self._look_up_newest(self._latest.offsets)
+            figures: dict[str, Any] = with_figures(self._latest, self._options.name, self._end, self._newest_ms)
+        except Exception:  # it would end the query, and every later run of it
+            if not self._has_warned:
+                log.warning("internal error: no lag in the progress of the query; please report it", exc_info=True)
+                self._has_warned = True
+            return self._latest.to_json()
         return figures
 
     def _look_up_newest(self, partitions: Offsets) -> None:

@@ -94,19 +94,24 @@ def with_figures(latest: Position, name: str, ends: Mapping[TopicPartition, int]
     lag: dict[str, int] = {}
     for tp, count in sorted(lags(ends, latest.offsets).items()):
         lag[tp.topic] = lag.get(tp.topic, 0) + count
-    newest = {topic: _iso(ms) for topic, ms in sorted(newest_ms.items())}
+    newest = {topic: text for topic, ms in sorted(newest_ms.items()) if (text := _iso(ms)) is not None}
     return {**latest.to_json(), SOURCE_KEY: name, LAG_KEY: lag, **({NEWEST_KEY: newest} if newest else {})}
 
 
-def _iso(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _iso(ms: int) -> str | None:
+    """Return a timestamp as text; None if it is not in the years 1 to 9999, such as one in microseconds."""
+    try:
+        time = datetime.fromtimestamp(ms / 1000, UTC)
+    except (OSError, OverflowError, ValueError):
+        return None
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _newest(texts: Any) -> Iterator[tuple[str, int]]:
     for topic, text in texts.items() if isinstance(texts, Mapping) else ():
         try:
             yield topic, round(datetime.fromisoformat(text).timestamp() * 1000)
-        except (TypeError, ValueError):
+        except (OSError, OverflowError, TypeError, ValueError):
             continue  # of another version of headrace
 
 

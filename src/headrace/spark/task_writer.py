@@ -353,14 +353,21 @@ def from_ipc(data: bytes) -> pa.RecordBatch:
 
 
 def merged(reports: list[Report]) -> list[tuple[str, pa.RecordBatch]]:
-    """Return the inline rows of all tasks, in order: one batch for each topic, for one request to its leaders."""
-    batches: dict[tuple[str, pa.Schema], list[pa.RecordBatch]] = {}
+    """Return the inline rows of all tasks, usually as one batch for each topic, for one request to its leaders.
+
+    The rows of a topic stay in order: only batches that follow one another and have the same columns are joined.
+    """
+    runs_by_topic: dict[str, list[list[pa.RecordBatch]]] = {}
     for report in reports:
         for topic, data in report.inline:
-            columns = from_ipc(data)
-            batches.setdefault((topic, columns.schema), []).append(columns)
+            columns, runs = from_ipc(data), runs_by_topic.setdefault(topic, [])
+            if runs and runs[-1][0].schema == columns.schema:
+                runs[-1].append(columns)
+            else:
+                runs.append([columns])
     return [
         (topic, batch)
-        for (topic, _), parts in batches.items()
+        for topic, runs in runs_by_topic.items()
+        for parts in runs
         for batch in (parts if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches())
     ]

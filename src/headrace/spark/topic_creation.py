@@ -40,21 +40,23 @@ class TopicCreation:
     configs: Mapping[str, str] = field(default_factory=dict)
 
     def ensure(self, client: BlockingClient, topics: Iterable[str]) -> dict[str, TopicDescription]:
-        """Create those topics that are missing, and return all when their partitions have leaders."""
+        """Create those topics that are missing, wait until their partitions have leaders, and return all topics."""
         admin = TopicAdmin(client)
         deadline = client.deadline(min(CREATE_MS_MAX, client.settings.timeout_ms))
-        created: dict[str, TopicDescription] = {}
+        descriptions: dict[str, TopicDescription] = {}
         for name in topics:
             topic = _describe(admin, name)
-            if topic is None:
-                self._create(admin, name)
+            if topic is not None:
+                descriptions[name] = topic
+                continue
+            self._create(admin, name)
             while topic is None or any(partition.leader == NO_LEADER for partition in topic.partitions):
                 if client.clock.monotonic_ms() >= deadline:
                     raise PlanError(f"topic {name!r} was created, but has no leaders yet: check the brokers")
                 client.poll(POLL_MS)
                 topic = _describe(admin, name)
-            created[name] = topic
-        return created
+            descriptions[name] = topic
+        return descriptions
 
     def _create(self, admin: TopicAdmin, name: str) -> None:
         try:
