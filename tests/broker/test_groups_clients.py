@@ -241,7 +241,8 @@ def test_a_zombie_consumer_cannot_commit_in_a_transaction(broker, topic):
         producer.abort_transaction(SECONDS)
         assert librdkafka.consume_to_end(broker.bootstrap, target) == []
     finally:
-        zombie.close()
+        # In a thread: librdkafka sometimes never returns from the close of a member that was removed from its group.
+        threading.Thread(target=zombie.close, daemon=True).start()
         successor.close()
 
 
