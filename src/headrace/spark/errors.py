@@ -18,6 +18,13 @@ import re
 
 from headrace.errors import AuthenticationError, HeadraceError, TlsError, UnsupportedVersionError
 
+CANNOT_IMPORT = (
+    "the worker {worker} cannot import headrace: {problem}. Install headrace=={version} there, ship it with the job "
+    "(spark.archives), or name an interpreter that has it in PYSPARK_PYTHON: see docs/clusters.md"
+)
+OTHER_VERSION = "the worker {worker} has headrace {other}, the driver {version}: install the same version"
+"""Of a worker whose interpreter lacks headrace, or has another version. Filled in where headrace may be missing."""
+
 IDS_NOT_AUTHORIZED = (
     "not authorized to use the transactional ids of the sink: allow Write and Describe on the prefix of sink.id"
 )

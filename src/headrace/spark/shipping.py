@@ -15,27 +15,26 @@ from typing import Any
 from pyspark import cloudpickle
 
 import headrace
+from headrace.spark.errors import CANNOT_IMPORT, OTHER_VERSION
 
 
 def _restorer() -> Callable[[bytes, str], Any]:
-    # Local, because cloudpickle pickles functions of a module by name. It must not use globals of this module.
+    # Local, because cloudpickle pickles functions of a module by name. It must not use globals of this module;
+    # variables of this function are pickled with it.
+    cannot_import, other_version = CANNOT_IMPORT, OTHER_VERSION
+
     def restore(payload: bytes, version: str) -> Any:
         import pickle
         import socket
         import sys
 
-        worker = f"the worker {socket.gethostname()} ({sys.executable}, Python {sys.version.split()[0]})"
+        worker = f"{socket.gethostname()} ({sys.executable}, Python {sys.version.split()[0]})"
         try:
             import headrace
         except ImportError as error:
-            raise ImportError(
-                f"{worker} cannot import headrace: {error}. Install headrace=={version} there, ship it with the job "
-                "(spark.archives), or name an interpreter that has it in PYSPARK_PYTHON: see docs/clusters.md"
-            ) from None
+            raise ImportError(cannot_import.format(worker=worker, problem=error, version=version)) from None
         if headrace.__version__ != version:
-            raise ImportError(
-                f"{worker} has headrace {headrace.__version__}, the driver {version}: install the same version"
-            )
+            raise ImportError(other_version.format(worker=worker, other=headrace.__version__, version=version))
         cls, state = pickle.loads(payload)
         restored = cls.__new__(cls)
         restored.__dict__.update(state)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import headrace
-from headrace.spark.errors import SparkError, explain
+from headrace.spark.errors import CANNOT_IMPORT, OTHER_VERSION, SparkError, explain
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -44,16 +44,10 @@ def check_workers(spark: SparkSession) -> None:
         raise SparkError(f"running a task on the workers of {context.master} failed: {explain(error)}") from error
     for worker in workers:
         if worker.problem:
-            raise SparkError(
-                f"the worker {worker} of {context.master} cannot import headrace: {worker.problem}. Install "
-                f"headrace=={headrace.__version__} there, ship it with the job (spark.archives), or name an "
-                "interpreter that has it in PYSPARK_PYTHON: see docs/clusters.md"
-            )
+            name = f"{worker} of {context.master}"
+            raise SparkError(CANNOT_IMPORT.format(worker=name, problem=worker.problem, version=headrace.__version__))
         if worker.headrace != headrace.__version__:
-            raise SparkError(
-                f"the worker {worker} has headrace {worker.headrace}, the driver {headrace.__version__}: install the "
-                "same version"
-            )
+            raise SparkError(OTHER_VERSION.format(worker=worker, other=worker.headrace, version=headrace.__version__))
 
 
 def _inspector() -> Callable[[int], tuple[str, str, str, str, str]]:
