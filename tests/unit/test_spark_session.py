@@ -124,7 +124,7 @@ def test_workers_find_a_package_that_is_not_installed(prepared, monkeypatch, tmp
 
 
 class RecordingBuilder:
-    """What a builder of Spark is told."""
+    """The settings that a builder of Spark was given."""
 
     def __init__(self):
         self.options = {}

@@ -86,7 +86,7 @@ class Partitioner:
         """Called once, with the producer's `close`."""
 
 
-class _AllAvailable:
+class AllAvailable:
     """A cluster in which all partitions of a topic are available, as a Spark task sees it."""
 
     def __init__(self, partition_count: int) -> None:
@@ -168,7 +168,7 @@ class UniformStickyPartitioner(_BuiltInPartitioner):
     def _sticky_column(self, topic: str, rows: int, partition_count: int) -> pa.Array:
         import pyarrow as pa
 
-        return pa.repeat(pa.scalar(self._choice.current(topic, _AllAvailable(partition_count)), pa.int32()), rows)
+        return pa.repeat(pa.scalar(self._choice.current(topic, AllAvailable(partition_count)), pa.int32()), rows)
 
     def on_new_batch(self, topic: str, cluster: ClusterView, previous_partition: int) -> None:
         self._choice.move(topic, cluster, previous_partition)
@@ -187,7 +187,7 @@ class DefaultPartitioner24(UniformStickyPartitioner):
         if by_key is None:
             return self._sticky_column(topic, columns.num_rows, partition_count)
         if by_key.null_count:
-            return by_key.fill_null(self._choice.current(topic, _AllAvailable(partition_count)))
+            return by_key.fill_null(self._choice.current(topic, AllAvailable(partition_count)))
         return by_key
 
 

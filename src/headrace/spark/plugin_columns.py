@@ -11,7 +11,7 @@ a batch as a whole.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -102,7 +102,7 @@ class PluginColumns:
         choose = column_method(partitioner, "partition_column", "partition")
         chosen = None if choose is None else choose(topic, pa.RecordBatch.from_pydict(columns), count)
         if chosen is None:
-            view = _Partitions(count)
+            view = partitioners.AllAvailable(count)
             rows = len(columns["value"])
             nulls: list[Any] = [None] * rows
             serialized: Columns = {
@@ -123,18 +123,6 @@ class PluginColumns:
         if given is not None and not pa.types.is_null(given.type):
             chosen = pa.compute.coalesce(given, chosen.cast(given.type))
         return {**columns, "partition": chosen}
-
-
-class _Partitions:
-    """The cluster as a partitioner sees it on an executor: all partitions are available."""
-
-    def __init__(self, count: int) -> None:
-        self._all = range(count)
-
-    def partitions_for(self, topic: str) -> Sequence[int]:
-        return self._all
-
-    available_partitions_for = partitions_for
 
 
 def column_method(plugin: object, name: str, row_name: str) -> Callable[..., Any] | None:
