@@ -95,13 +95,24 @@ def prepare_broker(bootstrap: str) -> None:
     run_load(FILL, bootstrap)
 
 
-def measure_broker(addresses: dict[str, str], samples: Samples) -> None:
-    for load in BROKER_LOADS:
-        for name, bootstrap in addresses.items():
-            os.sync()
-            figures = run_load(load, bootstrap)
-            for measure in load.measures:
-                samples[f"broker {load.label}, {measure}"][name].append(figures[measure])
+def measure_brokers(trees: dict[str, Path], number: int, samples: Samples) -> None:
+    """Measure new brokers with empty folders.
+
+    With more data than a few gigabytes, the time of a virtual machine to get its first pages from the host shows, and
+    it is larger than the differences between revisions.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
+        embedded_brokers(trees, Path(folder)) as addresses,
+    ):
+        for bootstrap in addresses.values():
+            prepare_broker(bootstrap)
+        for load in BROKER_LOADS:
+            for name, bootstrap in in_turn(addresses, number):
+                os.sync()
+                figures = run_load(load, bootstrap)
+                for measure in load.measures:
+                    samples[f"broker {load.label}, {measure}"][name].append(figures[measure])
 
 
 def measure_spark(trees: dict[str, Path], bootstrap: str, folder: Path, samples: Samples) -> None:
@@ -135,12 +146,9 @@ def measure(trees: dict[str, Path], parts: list[str], rounds: int) -> Samples:
         kafka = RealKafka(kafka_jars("4.3.0"), folder / "kafka", limits, jvm_options=JVM_OPTIONS)
         try:
             if "broker" in parts:
-                with embedded_brokers(trees, folder) as addresses:
-                    for bootstrap in addresses.values():
-                        prepare_broker(bootstrap)
-                    for number in range(rounds):
-                        show_progress(f"broker: round {number + 1} of {rounds}")
-                        measure_broker(dict(in_turn(addresses, number)), samples)
+                for number in range(rounds):
+                    show_progress(f"broker: round {number + 1} of {rounds}")
+                    measure_brokers(trees, number, samples)
             kafka.start()
             kafka.create_topic("bench", PARTITIONS)
             if "producer" in parts:

@@ -533,10 +533,12 @@ cdef inline uint64_t _uvarint(Cursor *c) except? 0xFFFFFFFFFFFFFFFF:
 cdef class MessageCodec:
     """The encoder and decoder of a message in one version."""
 
+    cdef readonly bint flexible
     cdef _StructCodec root
     cdef bint holds_records
 
     def __init__(self, plan):
+        self.flexible = plan.flexible
         self.root = _StructCodec(plan)
         self.holds_records = _holds_records(plan)
 

@@ -45,17 +45,19 @@ def encode_request(message: Message, version: int, correlation_id: int, client_i
         raise ValueError(f"client_id has {len(raw_id)} bytes; the maximum is {CLIENT_ID_BYTES_MAX}")
     head = _request_head.pack(message.api_key, version, correlation_id, -1 if client_id is None else len(raw_id))
     head += raw_id
-    if version in message.flexible:
+    message_codec = codec(type(message), version)
+    if message_codec.flexible:
         head += b"\0"
-    return codec(type(message), version).encode_frame(message, head)
+    return message_codec.encode_frame(message, head)
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
     """Encode a response frame, as a list of buffers."""
     head = _int32.pack(correlation_id)
-    if version in message.flexible and message.api_key != _API_VERSIONS:
+    message_codec = codec(type(message), version)
+    if message_codec.flexible and message.api_key != _API_VERSIONS:
         head += b"\0"
-    return codec(type(message), version).encode_frame(message, head)
+    return message_codec.encode_frame(message, head)
 
 
 def decode_request_header(frame: Buffer) -> tuple[RequestHeader, int]:
@@ -80,9 +82,8 @@ def decode_request_header(frame: Buffer) -> tuple[RequestHeader, int]:
 
 def decode_request_body(header: RequestHeader, frame: Buffer, pos: int) -> Message:
     """Decode the message after a request header; raises UnsupportedVersionError for unknown keys and versions."""
-    cls = request_class(header.api_key)
-    message_codec = codec(cls, header.api_version)
-    if header.api_version in cls.flexible:
+    message_codec = codec(request_class(header.api_key), header.api_version)
+    if message_codec.flexible:
         pos = _skip_tags(frame, pos)
     message: Message = message_codec.decode(frame, pos)
     return message
@@ -90,12 +91,12 @@ def decode_request_body(header: RequestHeader, frame: Buffer, pos: int) -> Messa
 
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Message]:
     """Return correlation id and message of a response frame (without its size)."""
-    cls = response_class(api_key)
+    message_codec = codec(response_class(api_key), version)
     correlation_id = decode_correlation_id(frame)
     pos = _int32.size
-    if version in cls.flexible and api_key != _API_VERSIONS:
+    if message_codec.flexible and api_key != _API_VERSIONS:
         pos = _skip_tags(frame, pos)
-    return correlation_id, codec(cls, version).decode(frame, pos)
+    return correlation_id, message_codec.decode(frame, pos)
 
 
 def decode_response_to(request: RequestMessage[R], version: int, frame: Buffer) -> tuple[int, R]:
@@ -114,6 +115,8 @@ def decode_correlation_id(frame: Buffer) -> int:
 def _skip_tags(frame: Buffer, pos: int) -> int:
     """Return the position after the tagged fields of a header. None of them is defined yet."""
     end = len(frame)
+    if pos < end and not frame[pos]:  # the common case
+        return pos + 1
     count, pos = read_uvarint(frame, pos, end)
     for _ in range(count):
         _, pos = read_uvarint(frame, pos, end)

@@ -25,6 +25,7 @@ class MessageCodec:
     """The encoder and decoder of a message in one version."""
 
     def __init__(self, plan: StructPlan) -> None:
+        self.flexible = plan.flexible
         self._plan = plan
 
     def encode(self, message: Any) -> list[Buffer]:
