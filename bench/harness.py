@@ -14,6 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+SHORT_LOGS = {
+    "log.retention.bytes": str(256 << 20),
+    "log.segment.bytes": str(64 << 20),
+    "log.retention.check.interval.ms": "5000",
+    "log.segment.delete.delay.ms": "1000",
+}
+"""Options of a broker that keeps few records of each partition.
+
+Logs that grow take new memory for the page cache all the time. A virtual machine gets its first pages from the host,
+which can halve the rate of every producer and broker, until old segments are deleted and their pages are used again.
+"""
+
 
 @dataclass(slots=True)
 class Case:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.harness import SHORT_LOGS
 from headrace import Producer as TodaysProducer
 from headrace.client.addresses import Endpoint, parse
 from headrace.legacy import KeyedMessage, Producer
@@ -187,8 +188,7 @@ def running_broker(kind: str) -> Iterator[str]:
     from tests.support.peers.real_kafka import RealKafka
 
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        limits = {"log.retention.bytes": str(1 << 30), "log.segment.bytes": str(256 << 20)}
-        broker = RealKafka(kafka_jars("3.9.1"), Path(folder) / "kafka", limits, jvm_options=JVM_OPTIONS)
+        broker = RealKafka(kafka_jars("3.9.1"), Path(folder) / "kafka", SHORT_LOGS, jvm_options=JVM_OPTIONS)
         broker.start()
         try:
             broker.create_topic(TOPIC, PARTITIONS)

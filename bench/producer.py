@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness import SHORT_LOGS
+
 PARTITIONS = 4
 CASE_SECONDS_MAX = 180
 JVM_OPTIONS = ("-Xmx1g", "-Xms1g")
@@ -211,9 +213,7 @@ def main() -> int:
     options = parser.parse_args()
     jars = kafka_jars("4.3.0")
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        # A gigabyte of records is enough to read nothing back: old segments go.
-        limits = {"log.retention.bytes": str(1 << 30), "log.segment.bytes": str(256 << 20)}
-        broker = RealKafka(jars, Path(folder) / "kafka", limits, jvm_options=JVM_OPTIONS)
+        broker = RealKafka(jars, Path(folder) / "kafka", SHORT_LOGS, jvm_options=JVM_OPTIONS)
         broker.start()
         try:
             for topic, partitions in (("bench", PARTITIONS), ("bench-1", 1), ("bench-1000", 1000)):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.broker import FILL, LOADS, RETAINED, run_load
+from bench.harness import SHORT_LOGS
 from bench.producer import JVM_OPTIONS, PARTITIONS
 
 HERE = Path(__file__).parent.parent
@@ -96,11 +97,7 @@ def prepare_broker(bootstrap: str) -> None:
 
 
 def measure_brokers(trees: dict[str, Path], number: int, samples: Samples) -> None:
-    """Measure new brokers with empty folders.
-
-    With more data than a few gigabytes, the time of a virtual machine to get its first pages from the host shows, and
-    it is larger than the differences between revisions.
-    """
+    """Measure new brokers with empty folders, for the reason of SHORT_LOGS."""
     with (
         tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
         embedded_brokers(trees, Path(folder)) as addresses,
@@ -142,8 +139,7 @@ def measure(trees: dict[str, Path], parts: list[str], rounds: int) -> Samples:
     samples: Samples = defaultdict(lambda: {BEFORE: [], NOW: []})
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         folder = Path(name)
-        limits = {"log.retention.bytes": str(1 << 30), "log.segment.bytes": str(256 << 20)}
-        kafka = RealKafka(kafka_jars("4.3.0"), folder / "kafka", limits, jvm_options=JVM_OPTIONS)
+        kafka = RealKafka(kafka_jars("4.3.0"), folder / "kafka", SHORT_LOGS, jvm_options=JVM_OPTIONS)
         try:
             if "broker" in parts:
                 for number in range(rounds):

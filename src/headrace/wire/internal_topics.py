@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from headrace.wire.schema import Message, Struct, array, int8, int16, int32, int64, string
 
@@ -18,6 +19,7 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
+@lru_cache(maxsize=4096)  # a transaction asks several times
 def coordinator_partition(key: str, count: int) -> int:
     """Return the partition of an internal topic, out of `count`, for a group or a transactional id."""
     value = java_string_hash(key)
