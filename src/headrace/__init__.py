@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from headrace.producer._send import RecordFuture
     from headrace.producer.aio import AsyncProducer
-    from headrace.producer.arrow import ArrowDelivery, OffsetRange
+    from headrace.producer.batch import ArrowDelivery, OffsetRange
     from headrace.producer.interceptors import ProducerInterceptor
     from headrace.producer.metrics import Metric, MetricName, MetricsReporter
     from headrace.producer.mock import MockProducer
@@ -138,7 +138,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "ArrowDelivery": "producer.arrow",
+    "ArrowDelivery": "producer.batch",
     "AsyncProducer": "producer.aio",
     "Cluster": "client.metadata",
     "GroupMetadata": "producer.records",
@@ -146,7 +146,7 @@ _MODULES = {
     "MetricName": "producer.metrics",
     "MetricsReporter": "producer.metrics",
     "MockProducer": "producer.mock",
-    "OffsetRange": "producer.arrow",
+    "OffsetRange": "producer.batch",
     "PartitionInfo": "client.metadata",
     "Partitioner": "producer.partitioners",
     "Producer": "producer.producer",

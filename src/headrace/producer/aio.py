@@ -23,12 +23,20 @@ from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import AbortableError, TimedOutError
 from headrace.producer._send import RecordFuture
-from headrace.producer.arrow import ArrowDelivery, ArrowTable
+from headrace.producer.batch import ArrowDelivery
 from headrace.producer.engine import SendEngine
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.producer import describe
 from headrace.producer.queues import TopicQueues
-from headrace.producer.records import Delivery, GroupMetadata, Headers, Offsets, ProducerRecord, RecordMetadata
+from headrace.producer.records import (
+    ArrowTable,
+    Delivery,
+    GroupMetadata,
+    Headers,
+    Offsets,
+    ProducerRecord,
+    RecordMetadata,
+)
 from headrace.producer.settings import resolve
 
 if TYPE_CHECKING:

@@ -9,20 +9,16 @@ slice is encoded.
 from __future__ import annotations
 
 import random
-import time
-from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.client.concurrency import in_thread
 from headrace.client.metadata import Cluster
 from headrace.config.clock import Clock
-from headrace.errors import API_ERRORS, RecordTooLargeError, TimedOutError
+from headrace.errors import API_ERRORS, RecordTooLargeError
 from headrace.producer.accumulator import Accumulator
-from headrace.producer.batch import ProducerBatch
+from headrace.producer.batch import ArrowDelivery, ProducerBatch
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.queues import TopicQueues
 from headrace.wire import columns
@@ -33,68 +29,6 @@ SLICE_ROWS_MAX = 262_144
 # batch.size trades latency for work per batch. Rows of a table are all available, so their batches are at least this
 # large, if max.request.size allows.
 BATCH_BYTES_MIN = 256 * 1024
-
-
-class ArrowTable(Protocol):
-    """A `pyarrow.Table` or `pyarrow.RecordBatch`: what type checkers see of it, because pyarrow has no types."""
-
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def column_names(self) -> list[str]: ...
-    def to_pylist(self) -> list[dict[str, Any]]: ...
-
-
-class OffsetRange(NamedTuple):
-    """The offsets from `first` to `last`, inclusive."""
-
-    first: int
-    last: int
-
-
-class ArrowDelivery:
-    """The pending result of a `send_arrow`."""
-
-    def __init__(self, batches: Sequence[ProducerBatch], refusal: Exception | None = None) -> None:
-        self._batches = batches
-        self.refusal = refusal
-        """Why some rows were not queued, or None. Rows before them are sent."""
-
-    @property
-    def queued_rows(self) -> int:
-        return sum(batch.record_count for batch in self._batches)
-
-    def done(self) -> bool:
-        return all(batch.wait_done(0) for batch in self._batches)
-
-    def result(self, timeout: float | None = None) -> dict[int, list[OffsetRange]]:
-        """Wait up to `timeout` seconds for all rows; returns partition → offset ranges, or raises the first error."""
-        if self.refusal is not None:
-            raise self.refusal
-        deadline = None if timeout is None else time.monotonic() + timeout
-        offsets: defaultdict[int, list[OffsetRange]] = defaultdict(list)
-        for batch in self._batches:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not batch.wait_done(left):
-                raise TimedOutError(
-                    f"timed out after {timeout:g} s waiting for rows to {batch.topic}-{batch.partition}"
-                )
-            for part in batch.final_parts():
-                if part.error is not None:
-                    raise part.error
-                if part.base_offset >= 0:
-                    _extend(offsets[part.partition], part.base_offset, part.base_offset + part.record_count - 1)
-        return dict(offsets)
-
-    def __await__(self) -> Generator[Any, None, dict[int, list[OffsetRange]]]:
-        return in_thread(self.result).__await__()
-
-
-def _extend(ranges: list[OffsetRange], first: int, last: int) -> None:
-    if ranges and ranges[-1].last + 1 == first:
-        ranges[-1] = OffsetRange(ranges[-1].first, last)
-    else:
-        ranges.append(OffsetRange(first, last))
 
 
 class ArrowSender:

@@ -11,11 +11,11 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.client.concurrency import OneShotEvent
+from headrace.client.concurrency import OneShotEvent, in_thread
 from headrace.client.metadata import Cluster
 from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError, UnsupportedVersionError
 from headrace.producer._send import RecordFuture, run_callbacks
@@ -381,3 +381,55 @@ def _partition_data(batch: ProducerBatch, version: int) -> PartitionProduceData:
         partition_index=batch.partition,
         records=batch.sealed if version >= BATCHES_OF_MAGIC_2 else batch.as_message_set(version),
     )
+
+
+class OffsetRange(NamedTuple):
+    """The offsets from `first` to `last`, inclusive."""
+
+    first: int
+    last: int
+
+
+class ArrowDelivery:
+    """The pending result of a `send_arrow`."""
+
+    def __init__(self, batches: Sequence[ProducerBatch], refusal: Exception | None = None) -> None:
+        self._batches = batches
+        self.refusal = refusal
+        """Why some rows were not queued, or None. Rows before them are sent."""
+
+    @property
+    def queued_rows(self) -> int:
+        return sum(batch.record_count for batch in self._batches)
+
+    def done(self) -> bool:
+        return all(batch.wait_done(0) for batch in self._batches)
+
+    def result(self, timeout: float | None = None) -> dict[int, list[OffsetRange]]:
+        """Wait up to `timeout` seconds for all rows; returns partition → offset ranges, or raises the first error."""
+        if self.refusal is not None:
+            raise self.refusal
+        deadline = None if timeout is None else time.monotonic() + timeout
+        offsets: defaultdict[int, list[OffsetRange]] = defaultdict(list)
+        for batch in self._batches:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not batch.wait_done(left):
+                raise TimedOutError(
+                    f"timed out after {timeout:g} s waiting for rows to {batch.topic}-{batch.partition}"
+                )
+            for part in batch.final_parts():
+                if part.error is not None:
+                    raise part.error
+                if part.base_offset >= 0:
+                    _extend(offsets[part.partition], part.base_offset, part.base_offset + part.record_count - 1)
+        return dict(offsets)
+
+    def __await__(self) -> Generator[Any, None, dict[int, list[OffsetRange]]]:
+        return in_thread(self.result).__await__()
+
+
+def _extend(ranges: list[OffsetRange], first: int, last: int) -> None:
+    if ranges and ranges[-1].last + 1 == first:
+        ranges[-1] = OffsetRange(ranges[-1].first, last)
+    else:
+        ranges.append(OffsetRange(first, last))

@@ -15,8 +15,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-
-import pyarrow as pa
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
@@ -34,8 +34,7 @@ from headrace.errors import (
 from headrace.producer import process, reporters
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.accumulator import Accumulator
-from headrace.producer.arrow import ArrowDelivery, ArrowSender
-from headrace.producer.batch import refused_future
+from headrace.producer.batch import ArrowDelivery, refused_future
 from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricsObserver, ProducerMetrics, Transaction
@@ -51,6 +50,11 @@ from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transactions import TransactionManager
 from headrace.telemetry.listeners import SnapshotSource
 from headrace.wire.records import record_bytes_max
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.producer.arrow import ArrowSender
 
 NO_WAIT_MS = 0.0  # A deadline in the past.
 ARROW_COLUMN_NAMES = {name: name for name in ("key", "value", "headers", "partition", "timestamp")}
@@ -86,14 +90,6 @@ class SendEngine:
             self.network = NetworkClient(settings.connection(), settings.network(), clock, observer, self.log)
             on_failure.callback(self.network.close)
             self.sender = self._make_sender(observer)
-            self._arrow = ArrowSender(
-                self.accumulator,
-                self.pool,
-                clock,
-                batch_bytes=settings.batch_size,
-                max_request_bytes=settings.max_request_size,
-                hashes_keys=not settings.partitioner_ignore_keys,
-            )
             self._register_gauges()
             config.warn_of_unused(self.log)
             self.thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
@@ -280,6 +276,20 @@ class SendEngine:
         """Return how much the record takes from the pool if it needs a new batch."""
         size = record_bytes_max(prepared.key, prepared.value, prepared.headers)
         return min(self.accumulator.room_bytes(topic, size), self.pool.total_bytes)
+
+    @cached_property
+    def _arrow(self) -> ArrowSender:
+        # Imported on first use: pyarrow takes 0.1 s to load and starts threads.
+        from headrace.producer.arrow import ArrowSender
+
+        return ArrowSender(
+            self.accumulator,
+            self.pool,
+            self.clock,
+            batch_bytes=self.settings.batch_size,
+            max_request_bytes=self.settings.max_request_size,
+            hashes_keys=not self.settings.partitioner_ignore_keys,
+        )
 
     def send_arrow(
         self,
@@ -572,6 +582,8 @@ class SendEngine:
     def after_fork_in_child(self) -> None:
         """Make this copy unusable: the parent delivers pending records."""
         self._forked = True
+        for appender in self.appenders.values():
+            appender.retire()
         self.appenders.clear()  # closes the fast path
 
 

@@ -30,15 +30,22 @@ from headrace.errors import (
     TimedOutError,
 )
 from headrace.producer._send import RecordFuture, TopicAppender
-from headrace.producer.arrow import ArrowDelivery, ArrowTable
-from headrace.producer.batch import ProducerBatch, refused_future
+from headrace.producer.batch import ArrowDelivery, ProducerBatch, refused_future
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
 from headrace.producer.pipeline import SendPipeline
 from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.producer import TransactionScope
-from headrace.producer.records import Delivery, GroupMetadata, Headers, Offsets, PreparedRecord, ProducerRecord
+from headrace.producer.records import (
+    ArrowTable,
+    Delivery,
+    GroupMetadata,
+    Headers,
+    Offsets,
+    PreparedRecord,
+    ProducerRecord,
+)
 from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
 from headrace.producer.transaction_state import State, is_legal
 from headrace.wire.layout import HEADER_BYTES, Header

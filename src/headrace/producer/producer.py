@@ -18,10 +18,11 @@ from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import AbortableError
 from headrace.producer._send import FastSend, RecordFuture
-from headrace.producer.arrow import ArrowDelivery, ArrowTable
+from headrace.producer.batch import ArrowDelivery
 from headrace.producer.engine import SendEngine
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.records import (
+    ArrowTable,
     Delivery,
     GroupMetadata,
     Headers,

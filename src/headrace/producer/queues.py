@@ -93,6 +93,7 @@ class TopicQueues:
             # No call in between: a signal handler that raises runs before both or after both.
             self.appender = appender
             self.queues += added
+            old.retire()
 
     def close_open(self, partition: int) -> bool:
         """Close the open batch of a partition; False if there is none. The lock is held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from headrace.wire.layout import NO_TIMESTAMP, Header
 
@@ -111,3 +111,13 @@ class PreparedRecord(NamedTuple):
     headers: Sequence[Header]
     choose_again: Callable[[int], int] | None
     """Calls the partitioner again if the chosen partition needs a new batch; the argument is that partition."""
+
+
+class ArrowTable(Protocol):
+    """A `pyarrow.Table` or `pyarrow.RecordBatch`: what type checkers see of it, because pyarrow has no types."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def column_names(self) -> list[str]: ...
+    def to_pylist(self) -> list[dict[str, Any]]: ...

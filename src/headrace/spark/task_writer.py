@@ -20,7 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from headrace.client.blocking import BlockingClient
 from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import BrokerError, Code, HeadraceError, TimedOutError
-from headrace.producer.arrow import ArrowDelivery
+from headrace.producer.batch import ArrowDelivery
 from headrace.producer.engine import SendEngine
 from headrace.spark import worker
 from headrace.spark.columns import ColumnPlan, Limits, Sending

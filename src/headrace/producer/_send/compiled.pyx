@@ -95,6 +95,10 @@ cdef class TopicAppender:
         self.now_ms = now_ms
         self.sticky_partition = -1
 
+    def retire(self):
+        """Accept no more records: another appender takes over, or the producer is unusable."""
+        self.open_batches = [None] * self.partition_count
+
     def try_append(self, key, value, partition, timestamp_ms, headers, on_delivery):
         """Append a record to the open batch of its partition and return its future.
 
@@ -167,18 +171,28 @@ cdef class FastSend:
 
     cdef public dict _appenders  # topic → TopicAppender
     cdef public bint _fast_send_enabled  # False: every record goes through `_send`
+    cdef object _last_topic  # of the last record, with its appender: looking it up would take a tenth of `send`
+    cdef TopicAppender _last_appender
 
     def send(
         self, topic, value=None, key=None, *, partition=None, timestamp_ms=None, headers=None, on_delivery=None
     ):
         """Queue a record and return its future at once. Blocks only for metadata and memory, up to max.block.ms."""
-        cdef PyObject *appender
+        cdef PyObject *item
+        cdef TopicAppender appender
         if self._fast_send_enabled and headers is None:
-            appender = PyDict_GetItem(self._appenders, topic)
-            if appender is not NULL:
-                future = (<TopicAppender>appender).append(key, value, partition, timestamp_ms, None, on_delivery)
+            appender = self._last_appender if topic is self._last_topic else None
+            if appender is None:
+                item = PyDict_GetItem(self._appenders, topic)
+                if item is not NULL:
+                    appender = <TopicAppender>item
+                    self._last_topic = topic
+                    self._last_appender = appender
+            if appender is not None:
+                future = appender.append(key, value, partition, timestamp_ms, None, on_delivery)
                 if future is not None:
                     return future
+                self._last_appender = None
         return self._send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
 
 

@@ -68,6 +68,10 @@ class TopicAppender:
         self._lock = lock
         self._now_ms = now_ms
 
+    def retire(self) -> None:
+        """Accept no more records: another appender takes over, or the producer is unusable."""
+        self.open_batches = [None] * self._partition_count
+
     def try_append(
         self,
         key: object,
