@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -12,6 +14,7 @@ from headrace.errors import Code
 from headrace.wire import message_sets
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from headrace.wire.api.metadata import MetadataRequest
+from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.compression import ZSTD
 from headrace.wire.layout import Record
 from headrace.wire.records import encode, read_batches
@@ -128,6 +131,27 @@ def test_a_long_poll_waits_for_min_bytes(broker, connection, topic):
         assert_no_response(raw)
         connection.produce(topic, batch(bytes(1000)))
         assert len(values(rows(raw.response(request, 12))[topic, 0])) == 3
+
+
+def test_a_long_poll_counts_what_is_written_right_after_it(broker, topic):
+    """The broker gets both requests at once: it reads for the fetch, writes, and only then starts to wait."""
+    fetch = fetch_request((topic, 0, 0), max_wait_ms=20_000)
+    data = [PartitionProduceData(partition_index=0, records=batch(b"late"))]
+    produce = ProduceRequest(acks=-1, timeout_ms=20_000, topic_data=[TopicProduceData(name=topic, partition_data=data)])
+    with RawConnection(broker.bootstrap) as reader, RawConnection(broker.bootstrap) as writer:
+        reader.send(frame(fetch_request((topic, 0, 0)), 12))  # the broker has accepted both connections
+        reader.frames(1)
+        writer.send(frame(fetch_request((topic, 0, 0)), 12))
+        writer.frames(1)
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            reader.send(frame(fetch, 12))
+            writer.send(frame(produce, 9))
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        began = time.monotonic()
+        assert values(rows(reader.response(fetch, 12))[topic, 0]) == [b"late"]
+        assert time.monotonic() - began < 10
 
 
 def test_a_long_poll_ends_after_max_wait(connection, topic):

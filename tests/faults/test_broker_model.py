@@ -27,7 +27,7 @@ from tests.support.peers.broker import Broker
 from tests.support.peers.real_kafka import RealKafka
 from tests.support.topics import unique
 
-STEPS = int(os.environ.get("HEADRACE_MODEL_STEPS", "10000"))
+STEPS = int(os.environ.get("HEADRACE_MODEL_STEPS", "6000"))
 SEED = int(os.environ.get("HEADRACE_MODEL_SEED", str(random.randrange(1 << 32))))
 PARTITIONS = 3
 CHECK_STEPS = 400

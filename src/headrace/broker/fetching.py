@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -152,16 +152,23 @@ def _diverging(partition: Partition, fetch: PartitionFetch) -> tuple[int, int] |
     return (epoch, end) if epoch < fetch.last_fetched_epoch or end < fetch.offset else None
 
 
-async def wait(
+def wait(
     purgatory: Purgatory[TopicPartition],
     fetches: Sequence[PartitionFetch],
     limits: FetchLimits,
     missing_bytes: int,
     timeout_ms: int,
-) -> None:
-    """Wait until `missing_bytes` more can be read, the leader changes, or the timeout."""
+) -> Awaitable[None]:
+    """Wait until `missing_bytes` more can be read, the leader changes, or the timeout.
+
+    Counting starts with this call, not when its result is awaited: other requests may write before that.
+    """
     delayed = _DelayedFetch(fetches, limits.end, missing_bytes)
     purgatory.watch(delayed, [*delayed.keys()], timeout_ms)
+    return _await_completion(purgatory, delayed)
+
+
+async def _await_completion(purgatory: Purgatory[TopicPartition], delayed: _DelayedFetch) -> None:
     try:
         await delayed.done_waiting
     finally:

@@ -10,9 +10,10 @@ received records of. The leader marks partitions that were written, so that a fe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
-from headrace.broker.clock import TimerClock
+from headrace.broker.clock import Timer, TimerClock
 from headrace.broker.fetching import PartitionFetch, Read
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
@@ -86,12 +87,15 @@ class FollowerSession:
         due.update(requested)
         return {partition_id: self._fetches[partition_id] for partition_id in due if partition_id in self._fetches}
 
-    async def wait(self, clock: TimerClock, timeout_ms: float) -> None:
-        """Wait until a partition is marked, or for the timeout."""
-        if self.is_prompt and self._marked:
-            return  # this fetch itself has advanced a high watermark
+    def wait(self, clock: TimerClock, timeout_ms: float) -> Coroutine[Any, Any, None]:
+        """Wait until a partition is marked, or for the timeout. Marks count from this call on."""
         self._waiting = waiting = asyncio.get_running_loop().create_future()
         timer = clock.call_later(timeout_ms, _complete, waiting)
+        if self.is_prompt and self._marked:
+            _complete(waiting)  # this fetch itself has advanced a high watermark
+        return self._await_mark(waiting, timer)
+
+    async def _await_mark(self, waiting: asyncio.Future[None], timer: Timer) -> None:
         try:
             await waiting
         finally:

@@ -12,7 +12,7 @@ Followers have sessions. They read up to the log end offset, and their fetch off
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,7 @@ def _limits(broker: Broker, context: Context, request: FetchRequest) -> FetchLim
     )
 
 
-async def _wait_and_read(
+def _wait_and_read(
     broker: Broker,
     context: Context,
     request: FetchRequest,
@@ -104,16 +104,21 @@ async def _wait_and_read(
     *,
     fetches: Sequence[PartitionFetch],
     missing_bytes: int,
-) -> FetchResponse:
+) -> Awaitable[FetchResponse]:
     timeout_ms = min(request.max_wait_ms, WAIT_MS_MAX)
     replicas = broker.replicas
     purgatory = replicas.delayed_fetches if limits.replica is None else replicas.delayed_follower_fetches
-    await fetching.wait(purgatory, fetches, limits, missing_bytes, timeout_ms)
-    _recheck_partitions(broker, topics, context)
-    reads, _ = fetching.read_all(fetches, limits)
-    if context.api_version < RECORD_BATCHES_MIN_VERSION:
-        return await _convert_and_respond(broker, context, topics, reads)
-    return _response(context, topics, reads)
+    waiting = fetching.wait(purgatory, fetches, limits, missing_bytes, timeout_ms)
+
+    async def read_again() -> FetchResponse:
+        await waiting
+        _recheck_partitions(broker, topics, context)
+        reads, _ = fetching.read_all(fetches, limits)
+        if context.api_version < RECORD_BATCHES_MIN_VERSION:
+            return await _convert_and_respond(broker, context, topics, reads)
+        return _response(context, topics, reads)
+
+    return read_again()
 
 
 # -- followers -----------------------------------------------------------------------------------
@@ -147,19 +152,18 @@ def _fetch_in_session(
     reads, is_ready = fetching.read_all([*due.values()], limits)
     if is_ready or request.max_wait_ms <= 0:
         return _session_response(context, session, due, reads)
-    return _wait_in_session(broker, context, request, limits, session=session, due=due)
+    waiting = session.wait(broker.clock, min(request.max_wait_ms, WAIT_MS_MAX))
+    return _read_after(waiting, context, limits, session, due)
 
 
-async def _wait_in_session(
-    broker: Broker,
+async def _read_after(
+    waiting: Awaitable[None],
     context: Context,
-    request: FetchRequest,
     limits: FetchLimits,
-    *,
     session: FollowerSession,
     due: dict[TopicIdPartition, PartitionFetch],
 ) -> FetchResponse:
-    await session.wait(broker.clock, min(request.max_wait_ms, WAIT_MS_MAX))
+    await waiting
     due = session.due(due)
     reads, _ = fetching.read_all([*due.values()], limits)
     return _session_response(context, session, due, reads)
