@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.peers import fetched, franz_go, kafkajs, maven, spark_connector
 from tests.support.peers.broker import Broker
-from tests.support.peers.java import JavaRunner
+from tests.support.peers.class_archive import archive_folder
+from tests.support.peers.java import JavaRunner, archive_name
 from tests.support.peers.java_client import JavaClient, make_java_client
 from tests.support.peers.real_kafka import RealKafka
 
@@ -31,7 +32,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Extend the timeout of tests that download and build on the first run."""
-    has_jars = all(maven.jars_folder(version).exists() for version in KAFKA_VERSIONS)
+    folders = [maven.jars_folder(version) for version in KAFKA_VERSIONS]
+    has_jars = all(folder.exists() and archive_folder(archive_name(folder), folder).exists() for folder in folders)
     is_ready = {
         "kafka_jars": has_jars,
         "either": has_jars,

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.support.peers import fetched
+from tests.support.peers.class_archive import archive_options, write_archive
 from tests.support.peers.program import Program
 from tests.support.waiting import eventually
 
@@ -20,11 +22,9 @@ OPEN_SECONDS_MAX = 120
 START_SECONDS_MAX = 60
 QUERY_SECONDS_MAX = 240
 GONE_SECONDS_MAX = 20
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_JVM_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """For JVMs that live for a minute on a machine with two cores: optimizing takes longer than it saves."""
 SETTINGS = {
-    "spark.driver.extraJavaOptions": JVM_OPTIONS,
-    "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -36,6 +36,19 @@ SETTINGS = {
 }
 
 
+def jvm_options() -> str:
+    """Return the options of Spark's JVMs, with the archive of its classes."""
+    import pyspark
+
+    def write(option: str) -> None:
+        script = str(Path(__file__).with_name("spark_classes.py"))
+        fetched.run([sys.executable, script, " ".join((*_JVM_OPTIONS, option))], "no archive of Spark's classes")
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    write_archive("spark", jars, write)
+    return " ".join((*_JVM_OPTIONS, *archive_options("spark", jars)))
+
+
 class SparkDriver:
     """A driver: local, or on a cluster."""
 
@@ -45,6 +58,8 @@ class SparkDriver:
         self.local_dir = folder / "local"
         self._settings = {
             **SETTINGS,
+            "spark.driver.extraJavaOptions": jvm_options(),
+            "spark.executor.extraJavaOptions": jvm_options(),
             "spark.local.dir": str(self.local_dir),
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             **{name.replace("__", "."): value for name, value in settings.items()},

@@ -18,7 +18,7 @@ from tests.support.interruption import ctrl_c, sweep, sweep_twice
 from tests.support.small_broker import SmallBroker
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.both_kernels
+pytestmark = [pytest.mark.slow, pytest.mark.both_kernels]
 
 SECONDS = 10
 BATCH_BYTES = 16_384

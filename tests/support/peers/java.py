@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from tests.support.peers.class_archive import archive_options
+
 JAVA_SECONDS_MAX = 60
 QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
 # Tools run for a second or two, without an optimising compiler and parallel garbage collection.
@@ -15,8 +17,14 @@ def java_command(
     jars: Path, main: str, *args: str, options: tuple[str, ...] = (), classes: Path | None = None
 ) -> list[str]:
     """Return the command line that runs the class `main` from the jars or `classes`."""
-    path = f"{jars}/*" if classes is None else f"{classes}:{jars}/*"
-    return ["java", *QUIET, *options, "-cp", path, main, *args]
+    path = f"{jars}/*" if classes is None else f"{jars}/*:{classes}"  # an archive of classes needs the jars first
+    archive = archive_options(archive_name(jars), jars)
+    return ["java", *QUIET, *options, *archive, "-cp", path, main, *args]
+
+
+def archive_name(jars: Path) -> str:
+    """Return the name of the class archive of a folder of jars."""
+    return jars.name.replace("-", "_")
 
 
 def run(command: list[str]) -> str:

@@ -15,11 +15,12 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.peers import broker, java
+from tests.support.peers import broker, class_archive, java
 from tests.support.waiting import eventually
 
 START_SECONDS_MAX = 60
@@ -60,6 +61,22 @@ broker.heartbeat.interval.ms=500
 """
 
 
+def write_class_archive(jars: Path) -> None:
+    """Write an archive of Kafka's classes, which all JVMs with these jars use, unless there is one."""
+
+    def write(option: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            kafka = RealKafka(jars, Path(folder) / "kafka", jvm_options=(*_OPTIONS, option))
+            try:
+                kafka.start()
+                kafka.create_topic("archive")
+                kafka.stop()
+            finally:
+                kafka.remove()
+
+    class_archive.write_archive(java.archive_name(jars), jars, write)
+
+
 class RealKafka(broker.Broker):
     """A broker of Apache Kafka: the `Broker` interface, and Kafka's tools to inspect it."""
 
@@ -68,12 +85,14 @@ class RealKafka(broker.Broker):
         jars: Path,
         data_dir: Path,
         properties: Mapping[str, str] | None = None,
-        jvm_options: tuple[str, ...] = _OPTIONS,
+        jvm_options: tuple[str, ...] | None = None,
         cluster_id: str | None = None,
     ) -> None:
         self.jars = jars
         self.data_dir = data_dir
-        self._jvm_options = jvm_options
+        if jvm_options is None:
+            write_class_archive(jars)
+        self._jvm_options = jvm_options or _OPTIONS
         self._is_3 = jars.name.startswith("kafka-3.")
         self._cluster_id = cluster_id or new_cluster_id()
         self.port, self.controller_port = free_ports(2)
