@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType
 from typing import Self
@@ -19,12 +20,15 @@ class PeakBlocks:
     count = 0
 
     def __enter__(self) -> Self:
+        gc.collect()  # garbage of earlier tests must not be freed meanwhile
+        gc.disable()
         self._start = sys.getallocatedblocks()
         sys.setprofile(self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
         sys.setprofile(None)
+        gc.enable()
 
     def _note(self, frame: FrameType, event: str, argument: object) -> None:
         if REFERENCE_KERNEL not in frame.f_code.co_filename:
