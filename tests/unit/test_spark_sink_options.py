@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.producer.serializers import Serializer
 from headrace.producer.settings import resolve
 from headrace.spark.failpoints import FailpointError, Failpoints
-from headrace.spark.sink import is_noted, note
+from headrace.spark.python_process import is_noted, note
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.topic_creation import TopicCreation
 
@@ -192,7 +192,7 @@ def test_options_without_effect_are_one_warning_and_reach_no_producer(caplog):
 def test_the_processes_of_an_application_share_what_is_noted(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     assert [note(fact) for fact in ("a", "a", "b")] == [True, False, True]
-    code = "from headrace.spark.sink import is_noted, note; print(is_noted('a'), note('a'), note('c'))"
+    code = "from headrace.spark.python_process import is_noted, note; print(is_noted('a'), note('a'), note('c'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["True", "False", "True"]
     assert is_noted("c")

@@ -14,11 +14,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from headrace.errors import ConfigError
 from headrace.producer.metrics import Metric, MetricName, MetricsReporter
 from headrace.producer.plugins import PluginKind, copy_methods
+from headrace.telemetry.prometheus import SharedCollector
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -75,39 +75,14 @@ class PrometheusReporter(_CollectingReporter):
             _Collector.of(self._registry).discard(self)
 
 
-class _Collector:
-    """The collector of a registry: the metrics of all producers, because each family must be collected once."""
-
-    def __init__(self) -> None:
-        self._reporters: set[PrometheusReporter] = set()  # Guarded by _collectors_lock.
-
-    @classmethod
-    def of(cls, registry: CollectorRegistry) -> _Collector:
-        with _collectors_lock:
-            if registry not in _collectors:
-                _collectors[registry] = collector = cls()
-                registry.register(collector)
-            return _collectors[registry]
-
-    def add(self, reporter: PrometheusReporter) -> None:
-        with _collectors_lock:
-            self._reporters.add(reporter)
-
-    def discard(self, reporter: PrometheusReporter) -> None:
-        with _collectors_lock:
-            self._reporters.discard(reporter)
-
-    def describe(self) -> list[Family]:
-        """Return nothing: the families change with the producers."""
-        return []
+class _Collector(SharedCollector[PrometheusReporter]):
+    """The metrics of all producers."""
 
     def collect(self) -> Iterator[Family]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        with _collectors_lock:
-            reporters = list(self._reporters)
         families: dict[str, Family] = {}
-        for reporter in reporters:
+        for reporter in self.sources():
             for metric in reporter.metrics():
                 value = metric.value()
                 if isinstance(value, str):
@@ -119,10 +94,6 @@ class _Collector:
                 labels = {label.replace("-", "_"): tag for label, tag in metric.name.tags}
                 families[name].add_sample(name, labels, value)
         yield from families.values()
-
-
-_collectors: WeakKeyDictionary[CollectorRegistry, _Collector] = WeakKeyDictionary()  # Guarded by _collectors_lock.
-_collectors_lock = threading.Lock()
 
 
 def _family_name(name: MetricName) -> str:

@@ -1,4 +1,4 @@
-"""Prepares a Python process of Spark for small batches: no long garbage collections, no delayed packets.
+"""Python processes of Spark: prepared for small batches, and with notes that those of an application share.
 
 Spark's daemon calls `gc.collect()` after every task, plan and commit, in each of its processes. With the modules of
 PySpark, pyarrow and headrace that is 15 ms of CPU time each, while Spark needs the cores for the next step of the
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ REUSED = "SPARK_REUSE_WORKER"
 """Spark sets this variable for processes that it uses again; only those run `gc.collect()`."""
 _TO_SPARK = "outfile"
 """How the functions of PySpark name the connection with Spark."""
+LOCAL_DIRS = "SPARK_LOCAL_DIRS"
+"""Set by Spark for its Python processes."""
+_own_notes: set[str] = set()
 _prepared_pid = 0  # not a flag: Spark's daemon forks its processes
 
 
@@ -62,3 +67,33 @@ def _turn_delays_off(descriptor: int) -> None:
     finally:
         os.close(copy)
         os.set_blocking(descriptor, is_blocking)  # the constructor changes it after socket.setdefaulttimeout()
+
+
+def note(fact: str) -> bool:
+    """Note a fact for all Python processes of the Spark application; return False if it was noted before.
+
+    A note is an empty file in a folder of the application, which Spark deletes when it ends. Without such a folder, a
+    process has its own notes.
+    """
+    path = _note_path(fact)
+    if path is None:
+        is_new = fact not in _own_notes
+        _own_notes.add(fact)
+        return is_new
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # the folder is gone, or full
+        return True
+    return True
+
+
+def is_noted(fact: str) -> bool:
+    path = _note_path(fact)
+    return fact in _own_notes if path is None else path.exists()
+
+
+def _note_path(fact: str) -> Path | None:
+    folder = os.environ.get(LOCAL_DIRS, "").partition(",")[0]
+    return Path(folder, f"headrace-{hashlib.sha256(fact.encode()).hexdigest()[:16]}") if folder else None

@@ -5,13 +5,12 @@ A registry of prometheus_client has one collector for all listeners: a query tha
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from headrace.errors import ConfigError
 from headrace.spark.query_figures import RUNNING, PhaseTimes, QueryFigures
+from headrace.telemetry.prometheus import SharedCollector
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -34,47 +33,18 @@ def default_registry(*, is_required: bool) -> CollectorRegistry | None:
     return REGISTRY
 
 
-class QueryCollector:
-    """The collector of a registry."""
-
-    def __init__(self) -> None:
-        self._sources: list[FiguresSource] = []  # Guarded by _collectors_lock.
-
-    @classmethod
-    def of(cls, registry: CollectorRegistry) -> QueryCollector:
-        with _collectors_lock:
-            if registry not in _collectors:
-                _collectors[registry] = collector = cls()
-                registry.register(collector)
-            return _collectors[registry]
-
-    def add(self, source: FiguresSource) -> None:
-        with _collectors_lock:
-            self._sources.append(source)
-
-    def discard(self, source: FiguresSource) -> None:
-        with _collectors_lock:
-            self._sources = [known for known in self._sources if known != source]
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: the registry would collect to learn the names."""
-        return []
+class QueryCollector(SharedCollector[FiguresSource]):
+    """The queries of all listeners."""
 
     def collect(self) -> Iterator[Metric]:
-        with _collectors_lock:
-            sources = list(self._sources)
         queries: dict[str, QueryFigures] = {}
-        for source in sources:
+        for source in self.sources():
             for query in source():
                 queries.setdefault(query.name, query)
         families = _Families()
         for query in queries.values():
             families.add(query)
         yield from families.all()
-
-
-_collectors: WeakKeyDictionary[CollectorRegistry, QueryCollector] = WeakKeyDictionary()  # Guarded by _collectors_lock.
-_collectors_lock = threading.Lock()
 
 
 class _Families:

@@ -7,20 +7,17 @@
 Only what is pickled passes from one of these to the next. Spark runs each commit in any idle process, so the objects
 that this module keeps for each run are caches: the state is in the decision topic.
 
-What all processes of an application share, such as what was warned of, is noted: see `note`.
+What all processes of an application share, such as what was warned of, is noted: see `python_process.note`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import operator
-import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -43,7 +40,7 @@ from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.log_setup import log_context, set_up_log
 from headrace.spark.origins import KnownOrigins, known_origins
-from headrace.spark.python_process import prepare_process
+from headrace.spark.python_process import is_noted, note, prepare_process
 from headrace.spark.shipping import Shipped
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
@@ -74,39 +71,6 @@ _OPERATIONS_UNKNOWN = -(1 << 31)
 _sessions: PerRun[Committer] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
 _readers: PerRun[_OriginReader] = PerRun(SESSIONS_MAX, SESSION_IDLE_SECONDS_MAX)
 _limits: dict[str, tuple[Limits, float]] = {}  # with the monotonic time in milliseconds at which they expire
-LOCAL_DIRS = "SPARK_LOCAL_DIRS"
-"""Set by Spark for its Python processes."""
-_own_notes: set[str] = set()
-
-
-def note(fact: str) -> bool:
-    """Note a fact for all Python processes of the Spark application; return False if it was noted before.
-
-    A note is an empty file in a folder of the application, which Spark deletes when it ends. Without such a folder, a
-    process has its own notes.
-    """
-    path = _note_path(fact)
-    if path is None:
-        is_new = fact not in _own_notes
-        _own_notes.add(fact)
-        return is_new
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    except OSError:  # the folder is gone, or full
-        return True
-    return True
-
-
-def is_noted(fact: str) -> bool:
-    path = _note_path(fact)
-    return fact in _own_notes if path is None else path.exists()
-
-
-def _note_path(fact: str) -> Path | None:
-    folder = os.environ.get(LOCAL_DIRS, "").partition(",")[0]
-    return Path(folder, f"headrace-{hashlib.sha256(fact.encode()).hexdigest()[:16]}") if folder else None
 
 
 def plan(options: SinkOptions, schema: StructType) -> Limits:
