@@ -8,20 +8,20 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 WIRE := src/headrace/wire
 DEMO_REPORT ?= build/demo.html
-KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx src/headrace/*/*/*.pyx $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
+KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx src/headrace/*/*/*.pyx src/headrace/*/*/*.h $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 SPARK := tests/spark tests/docs
 LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
-	bench-wire bench-producer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
+	bench-wire bench-schema bench-producer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
 	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
-	@echo "make bench | bench-wire | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
+	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
@@ -122,6 +122,10 @@ bench: bench-wire bench-producer bench-broker
 
 bench-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.wire
+
+# Avro to and from Arrow columns, beside fastavro.
+bench-schema: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.schema
 
 bench-producer: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.producer

@@ -13,6 +13,7 @@ from setuptools import Extension, setup
 WIRE = Path("src/headrace/wire")
 KERNEL = WIRE / "_kernel.pyx"
 SEND = Path("src/headrace/producer/_send/compiled.pyx")
+AVRO = Path("src/headrace/schema/_avro")
 PROMPT = Path("src/headrace/client/_prompt.pyx")
 
 
@@ -24,6 +25,13 @@ def kernel() -> list[Extension]:
         *(
             Extension(name, [str(source)], include_dirs=[str(WIRE)], depends=shared, extra_compile_args=["-O3"])
             for name, source in (("headrace.wire._kernel", KERNEL), ("headrace.producer._send.compiled", SEND))
+        ),
+        Extension(
+            "headrace.schema._avro.compiled",
+            [str(AVRO / "compiled.pyx")],
+            include_dirs=[str(AVRO)],
+            depends=[str(AVRO / "codec.h")],
+            extra_compile_args=["-O3"],
         ),
         Extension("headrace.client._prompt", [str(PROMPT)]),
     ]

@@ -23,6 +23,7 @@
     │   └── BufferExhaustedError        buffer.memory was full for max.block.ms
     ├── RecordTooLargeError             a record larger than max.request.size or buffer.memory
     ├── IoThreadError                   the producer's I/O thread died
+    ├── SchemaError                     a schema, or data that do not fit their schema
     └── BrokerError                     a broker returned an error code (`error.code`)
         ├── RetriableBrokerError        any retriable code without a class of its own (RetriableError)
         ├── UnknownTopicOrPartitionError, NotLeaderOrFollowerError, NotEnoughReplicasError,
@@ -159,6 +160,10 @@ class RecordTooLargeError(HeadraceError):
 
 class IoThreadError(HeadraceError):
     """The producer's I/O thread died of `__cause__`. Close the producer and create a new one."""
+
+
+class SchemaError(HeadraceError):
+    """A schema that is invalid, or data that do not fit their schema."""
 
 
 class BrokerError(HeadraceError):

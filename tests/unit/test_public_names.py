@@ -59,6 +59,7 @@ NAMES = {
     "RecordTooLargeError",
     "RetriableBrokerError",
     "RetriableError",
+    "SchemaError",
     "SerializationError",
     "Serializer",
     "TimedOutError",

@@ -19,6 +19,7 @@ PACKAGE = Path(headrace.__file__).parent
 MODULES = {
     "headrace.wire._kernel": "headrace.wire._reference",
     "headrace.producer._send.compiled": "headrace.producer._send.reference",
+    "headrace.schema._avro.compiled": "headrace.schema._avro.reference",
     "headrace.client._prompt": None,
 }
 

@@ -1,0 +1,188 @@
+"""`make bench-schema`: Avro to Arrow columns and back, beside fastavro row by row, in one process on one core.
+
+Two records: four columns (long, string, double, timestamp; two of them nullable), and a nested one (record, array of
+records, map, enum, decimal, union). fastavro's rows are made into Arrow columns as well for "to Arrow"; the target is
+compared with fastavro's decoding alone. Cases of pyruhvro run if it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import io
+import json
+import random
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+from bench.harness import Case, measure, report
+from headrace.schema.avro import AvroDecoder, AvroEncoder
+from headrace.wire.kernel import KERNEL_NAME
+
+ROWS = 100_000
+ROWS_OF_FASTAVRO = 10_000
+DECODE_LIMIT_NS = 500  # 2 million records/s
+ENCODE_LIMIT_NS = 1e9 / 1.5e6
+DECODE_RATIO = 5
+
+FLAT: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": ["null", "string"]},
+        {"name": "amount", "type": "double"},
+        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}]},
+    ],
+}
+NESTED: dict[str, Any] = {
+    "type": "record",
+    "name": "Basket",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {
+            "name": "address",
+            "type": [
+                "null",
+                {
+                    "type": "record",
+                    "name": "Address",
+                    "fields": [{"name": "city", "type": "string"}, {"name": "zip", "type": "int"}],
+                },
+            ],
+        },
+        {
+            "name": "lines",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Line",
+                    "fields": [{"name": "sku", "type": "string"}, {"name": "count", "type": "int"}],
+                },
+            },
+        },
+        {"name": "labels", "type": {"type": "map", "values": "string"}},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID", "SENT"]}},
+        {"name": "total", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+        {"name": "note", "type": ["null", "string", "long"]},
+    ],
+}
+
+
+def flat_row(chance: random.Random) -> dict[str, Any]:
+    at = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(milliseconds=chance.randrange(10**10))
+    return {
+        "id": chance.randrange(10**9),
+        "customer": None if chance.random() < 0.2 else f"customer-{chance.randrange(10**6)}",
+        "amount": chance.random() * 1000,
+        "at": None if chance.random() < 0.1 else at,
+    }
+
+
+def nested_row(chance: random.Random) -> dict[str, Any]:
+    lines = [{"sku": f"sku-{chance.randrange(1000)}", "count": chance.randrange(9)} for _ in range(chance.randrange(5))]
+    return {
+        "id": chance.randrange(10**9),
+        "address": None if chance.random() < 0.3 else {"city": "Reykjavík", "zip": chance.randrange(10**5)},
+        "lines": lines,
+        "labels": {f"key-{i}": "value" for i in range(chance.randrange(3))},
+        "state": chance.choice(["NEW", "PAID", "SENT"]),
+        "total": Decimal(chance.randrange(10**9)).scaleb(-2),
+        "note": chance.choice([None, "a note", 12345]),
+    }
+
+
+def cases_of(title: str, schema: dict[str, Any], make_row: Callable[[random.Random], dict[str, Any]]) -> list[Case]:
+    chance = random.Random(20_26)
+    rows = [make_row(chance) for _ in range(ROWS)]
+    parsed = fastavro.parse_schema(schema)
+    encoded = [_write(parsed, row) for row in rows]
+    column = pa.array(encoded, pa.binary())
+    decoder = AvroDecoder(json.dumps(schema))
+    values, errors = decoder.decode(column)
+    assert not errors
+    encoder = AvroEncoder(json.dumps(schema), decoder.arrow_type)
+    assert encoder.encode(values)[0].equals(column)
+    first = AvroDecoder(json.dumps(schema), columns=["id"])
+    some, some_rows = encoded[:ROWS_OF_FASTAVRO], rows[:ROWS_OF_FASTAVRO]
+    is_flat = schema is FLAT
+    cases = [
+        Case(f"{title}: decode", lambda: decoder.decode(column), ROWS, DECODE_LIMIT_NS if is_flat else None),
+        Case(f"{title}: decode one field", lambda: first.decode(column), ROWS),
+        Case(f"{title}: encode", lambda: encoder.encode(values), ROWS, ENCODE_LIMIT_NS if is_flat else None),
+        Case(f"{title}: fastavro decode", lambda: [_read(parsed, value) for value in some], len(some)),
+        Case(f"{title}: fastavro encode", lambda: [_write(parsed, row) for row in some_rows], len(some)),
+    ]
+    if is_flat:
+        to_arrow = Case(
+            f"{title}: fastavro decode to Arrow",
+            lambda: pa.array([_read(parsed, value) for value in some], decoder.arrow_type),
+            len(some),
+        )
+        cases.append(to_arrow)
+    return [*cases, *_pyruhvro_cases(title, json.dumps(schema), column, values)]
+
+
+def _write(schema: Any, row: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, schema, row)
+    return stream.getvalue()
+
+
+def _read(schema: Any, value: bytes) -> Any:
+    return fastavro.schemaless_reader(io.BytesIO(value), schema, None)
+
+
+def _pyruhvro_cases(title: str, schema: str, column: pa.Array, values: pa.Array) -> list[Case]:
+    try:
+        pyruhvro = importlib.import_module("pyruhvro")
+    except ImportError:
+        return []
+    cases = []
+    encoded = column.to_pylist()  # it takes no Arrow column
+    batch = pa.RecordBatch.from_struct_array(values)
+    runs: list[tuple[str, Callable[[], object]]] = [
+        ("decode", lambda: pyruhvro.deserialize_array(encoded, schema)),
+        ("encode", lambda: pyruhvro.serialize_record_batch(batch, schema, 1)),
+    ]
+    for name, run in runs:
+        try:
+            run()
+        except BaseException as error:  # its panics are BaseExceptions
+            print(f"{title}: pyruhvro cannot {name} this record: {type(error).__name__}: {str(error)[:100]}")
+        else:
+            cases.append(Case(f"{title}: pyruhvro {name}", run, ROWS))
+    return cases
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    cases = [*cases_of("four columns", FLAT, flat_row), *cases_of("nested", NESTED, nested_row)]
+    measure(cases, options.rounds)
+    met = report(f"Avro, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
+    medians = {case.name: case.median_ns for case in cases}
+    for title in ("four columns", "nested"):
+        for what in ("decode", "encode"):
+            ratio = medians[f"{title}: fastavro {what}"] / medians[f"{title}: {what}"]
+            rate = 1e3 / medians[f"{title}: {what}"]
+            target = ""
+            if what == "decode" and title == "four columns":
+                met &= ratio >= DECODE_RATIO
+                target = f", target ≥ {DECODE_RATIO}: {'met' if ratio >= DECODE_RATIO else 'MISSED'}"
+            if not options.json:
+                print(f"{title}, {what}: {rate:.1f} million records/s, {ratio:.0f} times fastavro{target}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,361 @@
+"""Schema resolution: how bytes of a writer's schema become columns of a reader's schema, as a plan for the kernel.
+
+    writer's schema, reader's schema → resolve → DecodePlan → _avro.PlanDecoder
+    reader's schema, names of columns → project → reader's schema with these fields only
+
+The rules are those of Avro's specification: fields by name or alias, defaults for missing fields, promotion of numbers
+and between bytes and string, symbols of enums by name, branches of unions by type. Where it is vague:
+
+- Named types match by unqualified name, or by an alias of the reader.
+- A branch of the reader's union with the writer's own type is preferred to an earlier one by promotion, as in Java.
+- Times of different units do not match: the bytes would be read as other times.
+
+What can match for some values only (a branch of a union, a symbol) fails when such a value is decoded; everything else
+fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from headrace.errors import SchemaError
+from headrace.schema._avro.layout import DECIMAL_BYTES, Column, Kind, Node, Op
+from headrace.schema.avro_defaults import encode_default
+from headrace.schema.avro_schema import (
+    ArrayType,
+    AvroSchema,
+    EnumType,
+    FixedType,
+    MapType,
+    NamedType,
+    NoDefault,
+    PrimitiveType,
+    RecordType,
+    UnionType,
+    describe,
+    shorten,
+)
+from headrace.schema.avro_types import arrow_type
+
+NODES_MAX = 100_000
+
+_PROMOTIONS = {
+    ("int", "int"): Op.INT,
+    ("int", "long"): Op.INT_TO_LONG,
+    ("int", "float"): Op.LONG_TO_FLOAT,
+    ("int", "double"): Op.LONG_TO_DOUBLE,
+    ("long", "long"): Op.LONG,
+    ("long", "float"): Op.LONG_TO_FLOAT,
+    ("long", "double"): Op.LONG_TO_DOUBLE,
+    ("float", "float"): Op.FLOAT,
+    ("float", "double"): Op.FLOAT_TO_DOUBLE,
+    ("double", "double"): Op.DOUBLE,
+    ("boolean", "boolean"): Op.BOOLEAN,
+    ("null", "null"): Op.NULL,
+    ("bytes", "bytes"): Op.BYTES,
+    ("bytes", "string"): Op.STRING,
+    ("string", "string"): Op.STRING,
+    ("string", "bytes"): Op.BYTES,
+}
+_FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+
+
+@dataclass(slots=True)
+class DecodePlan:
+    """Nodes, columns and constants for the kernel; the path of the field of each node, for errors."""
+
+    arrow_type: pa.DataType
+    nodes: list[Node] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=list)
+    constants: list[bytes] = field(default_factory=list)
+
+
+def resolve(writer: AvroSchema, reader: AvroSchema) -> DecodePlan:
+    """Return the plan to decode values of the writer's schema as the reader's."""
+    plan = DecodePlan(arrow_type(reader))
+    # The root is nullable, whatever the schema says: a row that cannot be decoded is null.
+    _add_column(plan, plan.arrow_type, True)
+    try:
+        _Resolver(plan).value(writer, reader, 0, "")
+    except _PlanTooLargeError:
+        raise SchemaError(
+            f"the plan to read {shorten(describe(writer))} has more than {NODES_MAX:,} steps; "
+            f"use fewer unions of large records"
+        ) from None
+    return plan
+
+
+def project(schema: AvroSchema, columns: Iterable[str]) -> AvroSchema:
+    """Return a record schema with the named fields only. `a.b` names field b of the records in field a."""
+    if not isinstance(schema, RecordType):
+        raise SchemaError(f"columns can be chosen of a record only, not of {describe(schema)}")
+    return _project(schema, [name.split(".") for name in columns], "")
+
+
+def _project(schema: AvroSchema, names: Sequence[Sequence[str]], path: str) -> AvroSchema:
+    if any(not name for name in names):
+        return schema  # wanted as a whole
+    if isinstance(schema, RecordType):
+        known = {entry.name for entry in schema.fields}
+        for name in names:
+            if name[0] not in known:
+                raise SchemaError(
+                    f"no field {_join(path, name[0])} in Avro record {schema.name}; it has {', '.join(sorted(known))}"
+                )
+        fields = []
+        for entry in schema.fields:
+            inner = [name[1:] for name in names if name[0] == entry.name]
+            if inner:
+                fields.append(replace(entry, type=_project(entry.type, inner, _join(path, entry.name))))
+        return replace(schema, fields=tuple(fields))
+    if isinstance(schema, ArrayType):
+        return replace(schema, items=_project(schema.items, names, path))
+    if isinstance(schema, MapType):
+        return replace(schema, values=_project(schema.values, names, path))
+    if isinstance(schema, UnionType) and len(schema.members) == 1:
+        (member,) = schema.members
+        branches = list(schema.branches)
+        branches[member] = _project(branches[member], names, path)
+        return replace(schema, branches=tuple(branches))
+    raise SchemaError(f"{path} is {describe(schema)}, without the field {names[0][0]}; choose {path} as a whole")
+
+
+def least_bytes(schema: AvroSchema) -> int:
+    """Return how many bytes a value has at least."""
+    if isinstance(schema, FixedType):
+        return schema.size
+    if isinstance(schema, RecordType):
+        return sum(least_bytes(entry.type) for entry in schema.fields)
+    if isinstance(schema, UnionType):
+        return 1 + min(least_bytes(branch) for branch in schema.branches)
+    return _FIXED_BYTES.get(schema.kind, 1)
+
+
+def decimal_limit(precision: int) -> bytes:
+    """Return the first absolute value with more digits, as the kernel compares it."""
+    return int(10**precision).to_bytes(DECIMAL_BYTES, "little")
+
+
+def kind_of(data_type: pa.DataType) -> tuple[Kind, int]:
+    """Return how values of an Arrow type are stored, and in how many bytes if this is fixed."""
+    if pa.types.is_null(data_type):
+        return Kind.NULL, 0
+    if pa.types.is_boolean(data_type):
+        return Kind.BOOLEAN, 1
+    if pa.types.is_struct(data_type):
+        return Kind.STRUCT, 0
+    if pa.types.is_list(data_type) or pa.types.is_map(data_type):
+        return Kind.LIST, 0
+    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        return Kind.BINARY, 0
+    width = data_type.byte_width if pa.types.is_fixed_size_binary(data_type) else data_type.bit_width // 8
+    return Kind.FIXED, width
+
+
+def fields_of(data_type: pa.DataType) -> list[pa.Field]:
+    """Return the fields of the child columns of an Arrow type."""
+    if pa.types.is_map(data_type):
+        entries = pa.struct([pa.field("key", data_type.key_type, nullable=False), data_type.item_field])
+        return [pa.field("entries", entries, nullable=False)]
+    if pa.types.is_list(data_type):
+        return [data_type.value_field]
+    return list(data_type) if pa.types.is_struct(data_type) else []
+
+
+def _add_column(plan: DecodePlan, data_type: pa.DataType, nullable: bool) -> int:
+    index = len(plan.columns)
+    kind, width = kind_of(data_type)
+    plan.columns.append(Column(kind, width, nullable, ()))
+    children = tuple(_add_column(plan, child.type, child.nullable) for child in fields_of(data_type))
+    plan.columns[index] = Column(kind, width, nullable and kind != Kind.NULL, children)
+    return index
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _names_match(writer: NamedType, reader: NamedType) -> bool:
+    short_name = writer.name.rpartition(".")[2]
+    if short_name == reader.name.rpartition(".")[2]:
+        return True
+    return any(writer.name == alias or short_name == alias.rpartition(".")[2] for alias in reader.aliases)
+
+
+def _mismatch(writer: AvroSchema, reader: AvroSchema) -> str:
+    """Return why two types that are not unions never match, apart from what is inside them; empty if they may."""
+    if isinstance(writer, PrimitiveType) and isinstance(reader, PrimitiveType):
+        if (writer.kind, reader.kind) not in _PROMOTIONS:
+            return "these types do not match"
+        return _logical_mismatch(writer, reader)
+    if writer.kind != reader.kind:
+        return "these types do not match"
+    if isinstance(writer, FixedType | EnumType | RecordType) and isinstance(reader, FixedType | EnumType | RecordType):
+        if not _names_match(writer, reader):
+            return f"the names differ; add the alias {writer.name} to the reader's"
+        if isinstance(writer, FixedType) and isinstance(reader, FixedType):
+            return "the sizes differ" if writer.size != reader.size else _logical_mismatch(writer, reader)
+    return ""
+
+
+def _logical_mismatch(writer: PrimitiveType | FixedType, reader: PrimitiveType | FixedType) -> str:
+    ours, theirs = reader.logical, writer.logical
+    if ours is None or theirs is None or ours == theirs:
+        return ""
+    if "decimal" in (ours.name, theirs.name):
+        return "precision and scale must be equal"
+    if {ours.name, theirs.name} <= {"uuid", "duration"}:
+        return ""
+    if ours.name.removeprefix("local-") == theirs.name.removeprefix("local-"):
+        return ""
+    return "the bytes would mean other times"
+
+
+class _PlanTooLargeError(Exception):
+    """Not a SchemaError, which would be taken for a branch that does not match."""
+
+
+class _Resolver:
+    def __init__(self, plan: DecodePlan) -> None:
+        self._plan = plan
+        self._constant_indexes: dict[bytes, int] = {}
+
+    def value(self, writer: AvroSchema, reader: AvroSchema, column: int, path: str) -> int:
+        """Add the nodes that decode the writer's value into a column; return the index of the last."""
+        if isinstance(writer, UnionType):
+            return self._from_union(writer, reader, column, path)
+        if isinstance(reader, UnionType):
+            return self._into_union(writer, reader, column, path)
+        if reason := _mismatch(writer, reader):
+            raise self._error(writer, reader, path, reason)
+        if isinstance(writer, RecordType) and isinstance(reader, RecordType):
+            return self._record(writer, reader, column, path)
+        if isinstance(writer, ArrayType) and isinstance(reader, ArrayType):
+            (items,) = self._plan.columns[column].children
+            child = self.value(writer.items, reader.items, items, f"{path}[]")
+            return self._add(Op.ARRAY, column, path, least_bytes(writer.items), [child])
+        if isinstance(writer, MapType) and isinstance(reader, MapType):
+            (entries,) = self._plan.columns[column].children
+            child = self.value(writer.values, reader.values, self._plan.columns[entries].children[1], f"{path}{{}}")
+            return self._add(Op.MAP, column, path, 1 + least_bytes(writer.values), [child])
+        if isinstance(writer, EnumType) and isinstance(reader, EnumType):
+            return self._enum(writer, reader, column, path)
+        return self._simple(writer, reader, column, path)
+
+    def _simple(self, writer: AvroSchema, reader: AvroSchema, column: int, path: str) -> int:
+        assert isinstance(reader, PrimitiveType | FixedType)
+        if reader.logical is not None and reader.logical.name == "decimal":
+            limit = self._constant(decimal_limit(reader.logical.precision))
+            if isinstance(reader, FixedType):
+                return self._add(Op.DECIMAL_FIXED, column, path, reader.size, [limit])
+            return self._add(Op.DECIMAL_BYTES, column, path, 0, [limit])
+        if isinstance(reader, FixedType):
+            return self._add(Op.FIXED, column, path, reader.size)
+        return self._add(_PROMOTIONS[writer.kind, reader.kind], column, path, int(writer.kind == "int"))
+
+    def _from_union(self, writer: UnionType, reader: AvroSchema, column: int, path: str) -> int:
+        children, errors = [], {}
+        for index, branch in enumerate(writer.branches):
+            try:
+                children.append(self.value(branch, reader, column, path))
+            except SchemaError as error:
+                errors[index] = error
+                children.append(self._add(Op.FAIL, column, path))
+        # A union of null and one type is useless without the type: better to know it now than for each value.
+        if writer.members and errors.keys() >= set(writer.members):
+            raise errors[writer.members[0]]
+        return self._add(Op.UNION, column, path, children=children)
+
+    def _into_union(self, writer: AvroSchema, reader: UnionType, column: int, path: str) -> int:
+        index = self._branch(writer, reader, path)
+        branch = reader.branches[index]
+        if branch.kind == "null" or len(reader.members) == 1:
+            return self.value(writer, branch, column, path)
+        member = reader.members.index(index)
+        child = self.value(writer, branch, self._plan.columns[column].children[member], path)
+        return self._add(Op.MEMBER, column, path, member, [child])
+
+    def _branch(self, writer: AvroSchema, reader: UnionType, path: str) -> int:
+        matching = [index for index, branch in enumerate(reader.branches) if not _mismatch(writer, branch)]
+        same_kind = [index for index in matching if reader.branches[index].kind == writer.kind]
+        for index in same_kind:
+            if getattr(reader.branches[index], "name", "") == getattr(writer, "name", ""):
+                return index
+        if same_kind:
+            return same_kind[0]
+        if not matching:
+            raise self._error(writer, reader, path, "no branch of the reader's matches")
+        return matching[0]
+
+    def _record(self, writer: RecordType, reader: RecordType, column: int, path: str) -> int:
+        columns = dict(zip((entry.name for entry in reader.fields), self._plan.columns[column].children, strict=True))
+        missing = {entry.name: entry for entry in reader.fields}
+        children = []
+        for entry in writer.fields:
+            if entry.name in columns:
+                target = missing.get(entry.name)
+            else:
+                target = next((other for other in missing.values() if entry.name in other.aliases), None)
+            if target is None:
+                children.append(self._skip(entry.type, _join(path, entry.name)))
+            else:
+                del missing[target.name]
+                inner = _join(path, target.name)
+                children.append(self.value(entry.type, target.type, columns[target.name], inner))
+        for name, target in missing.items():
+            if isinstance(target.default, NoDefault):
+                raise SchemaError(
+                    f"field {_join(path, name)} of the reader's schema is not in the writer's and has no default; "
+                    f"add a default"
+                )
+            constant = self._constant(encode_default(target.type, target.default))
+            child = self.value(target.type, target.type, columns[name], _join(path, name))
+            children.append(self._add(Op.CONSTANT, columns[name], _join(path, name), constant, [child]))
+        return self._add(Op.RECORD, column, path, children=children)
+
+    def _enum(self, writer: EnumType, reader: EnumType, column: int, path: str) -> int:
+        constants = []
+        for symbol in writer.symbols:
+            text = symbol if symbol in reader.symbols else reader.default
+            constants.append(-1 if text is None else self._constant(text.encode()))
+        return self._add(Op.ENUM, column, path, 0, constants)
+
+    def _skip(self, writer: AvroSchema, path: str) -> int:
+        if isinstance(writer, RecordType):
+            children = [self._skip(entry.type, _join(path, entry.name)) for entry in writer.fields]
+            return self._add(Op.SKIP_RECORD, -1, path, children=children)
+        if isinstance(writer, UnionType):
+            return self._add(Op.SKIP_UNION, -1, path, children=[self._skip(b, path) for b in writer.branches])
+        if isinstance(writer, ArrayType):
+            child = self._skip(writer.items, f"{path}[]")
+            return self._add(Op.SKIP_ARRAY, -1, path, least_bytes(writer.items), [child])
+        if isinstance(writer, MapType):
+            child = self._skip(writer.values, f"{path}{{}}")
+            return self._add(Op.SKIP_MAP, -1, path, 1 + least_bytes(writer.values), [child])
+        if isinstance(writer, FixedType):
+            return self._add(Op.SKIP_FIXED, -1, path, writer.size)
+        if writer.kind in _FIXED_BYTES:
+            return self._add(Op.SKIP_FIXED, -1, path, _FIXED_BYTES[writer.kind])
+        return self._add(Op.SKIP_BYTES if writer.kind in ("bytes", "string") else Op.SKIP_LONG, -1, path)
+
+    def _add(self, op: Op, column: int, path: str, size: int = 0, children: Sequence[int] = ()) -> int:
+        if len(self._plan.nodes) >= NODES_MAX:
+            raise _PlanTooLargeError
+        self._plan.nodes.append(Node(op, column, size, tuple(children)))
+        self._plan.paths.append(path)
+        return len(self._plan.nodes) - 1
+
+    def _constant(self, data: bytes) -> int:
+        if data not in self._constant_indexes:
+            self._constant_indexes[data] = len(self._plan.constants)
+            self._plan.constants.append(data)
+        return self._constant_indexes[data]
+
+    def _error(self, writer: AvroSchema, reader: AvroSchema, path: str, reason: str) -> SchemaError:
+        where = f"field {path}: " if path else ""
+        ours, theirs = shorten(describe(reader)), shorten(describe(writer))
+        return SchemaError(f"{where}the writer's {theirs} cannot be read as {ours}: {reason}")
