@@ -110,7 +110,8 @@ def test_names_are_resolved_in_namespaces_and_references():
         ("integer", "unknown Avro type 'integer'"),
         (5, "expected a name, an object or a list"),
         ({"name": "R"}, "an object without a type"),
-        ([], "it has no branches"),
+        ([], "expected 1 to 1,000 branches, got 0"),
+        ([record(name=f"R{i}") for i in range(1001)], "expected 1 to 1,000 branches, got 1,001"),
         (["int", "int"], "it has int twice"),
         (["int", ["null"]], "contains a union directly"),
         (record(("1a", "int")), "invalid field name '1a'"),
@@ -126,7 +127,7 @@ def test_names_are_resolved_in_namespaces_and_references():
         ({"type": "fixed", "name": "F", "size": -1}, "invalid size -1"),
         ({"type": "array"}, "array has no 'items'"),
     ],
-    ids=str,
+    ids=lambda part: str(part)[:50],
 )
 def test_an_invalid_schema_is_a_named_error(schema, words):
     with pytest.raises(SchemaError, match=words):

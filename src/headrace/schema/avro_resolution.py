@@ -294,12 +294,10 @@ class _Resolver:
     def _record(self, writer: RecordType, reader: RecordType, column: int, path: str) -> int:
         columns = dict(zip((entry.name for entry in reader.fields), self._plan.columns[column].children, strict=True))
         missing = {entry.name: entry for entry in reader.fields}
+        by_alias = {alias: entry.name for entry in reversed(reader.fields) for alias in entry.aliases}
         children = []
         for entry in writer.fields:
-            if entry.name in columns:
-                target = missing.get(entry.name)
-            else:
-                target = next((other for other in missing.values() if entry.name in other.aliases), None)
+            target = missing.get(entry.name if entry.name in columns else by_alias.get(entry.name, ""))
             if target is None:
                 children.append(self._skip(entry.type, _join(path, entry.name)))
             else:

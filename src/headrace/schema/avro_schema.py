@@ -22,6 +22,8 @@ from headrace.errors import SchemaError
 DEPTH_MAX = 100
 TYPES_MAX = 20_000
 """Types in a schema after expansion of named types: a bound for columns and for the time to plan."""
+BRANCHES_MAX = 1_000
+"""Branches of a union: each of the writer's is compared with each of the reader's."""
 TEXT_CHARS_MAX = 4 << 20
 FIXED_BYTES_MAX = 1 << 20
 DECIMAL_DIGITS_MAX = 76  # of Arrow's decimal256
@@ -250,8 +252,8 @@ class _Parser:
 
     def _union(self, node: list[Any], namespace: str, depth: int) -> AvroSchema:
         branches = tuple(self.parse(branch, namespace, depth + 1) for branch in node)
-        if not branches:
-            raise SchemaError("invalid Avro union: it has no branches")
+        if not 0 < len(branches) <= BRANCHES_MAX:
+            raise SchemaError(f"invalid Avro union: expected 1 to {BRANCHES_MAX:,} branches, got {len(branches):,}")
         seen = set()
         for branch in branches:
             if isinstance(branch, UnionType):

@@ -184,6 +184,7 @@ static inline int hr_append_bytes(hr_column *column, const uint8_t *data, int64_
     if (HR_UNLIKELY(total > column->data_capacity)) {
         int64_t capacity = total < 64 ? 128 : total * 2;
         if (total > INT32_MAX) return FATAL_TOO_LARGE;
+        if (capacity > INT32_MAX) capacity = INT32_MAX;
         HR_TRY(hr_resize((void **)&column->data, capacity));
         column->data_capacity = capacity;
     }
@@ -229,7 +230,7 @@ static void hr_truncate(hr_decoder *d, int32_t index, int64_t length) {
     if (column->length > length) column->length = length;
 }
 
-/* Read the head of a block of an array or map. `skip` is set if the block can be skipped by its size. */
+/* Read the head of a block of an array or map; `block_bytes` is -1 if the block does not say how long it is. */
 static int hr_block(hr_decoder *d, int64_t least, int64_t *count, int64_t *block_bytes) {
     const uint8_t *p = d->at;
     *block_bytes = -1;
@@ -508,6 +509,7 @@ static int hr_reserve_more(hr_encoder *e, int64_t bytes) {
     int64_t capacity = (e->size + bytes) * 2;
     if (e->size + bytes > INT32_MAX) return FATAL_TOO_LARGE;
     if (capacity < 256) capacity = 256;
+    if (capacity > INT32_MAX) capacity = INT32_MAX;
     HR_TRY(hr_resize((void **)&e->out, capacity));
     e->capacity = capacity;
     return 0;

@@ -8,7 +8,7 @@ no state of a batch, so threads can share it.
 from cpython.buffer cimport PyBuffer_FillInfo, PyBUF_SIMPLE, PyObject_GetBuffer, PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from headrace.schema._avro.layout import ColumnBuffers, EncodedColumn, KernelError
@@ -81,8 +81,10 @@ cdef class _Memory:
 
 
 cdef _Memory _take(void *data, Py_ssize_t size):
+    """Hand over memory, without what is not used."""
     cdef _Memory memory = _Memory.__new__(_Memory)
-    memory.data = data
+    cdef void *smaller = realloc(data, size if size > 0 else 1)
+    memory.data = data if smaller == NULL else smaller
     memory.size = size
     return memory
 
@@ -173,6 +175,7 @@ cdef class _Plan:
 
     cdef load(self, nodes, constants):
         cdef int32_t i
+        cdef bytes constant
         self.kept = list(constants)
         self.nodes = <hr_node *>calloc(len(nodes) + 1, sizeof(hr_node))
         self.constants = <hr_constant *>calloc(len(constants) + 1, sizeof(hr_constant))
@@ -391,7 +394,7 @@ cdef class PlanEncoder:
         self.plan = _Plan()
         self.plan.load(nodes, constants)
 
-    def encode(self, columns, row_count, prefix):
+    def encode(self, columns, row_count, bytes prefix not None):
         """Encode rows, with `prefix` before each value. A row that is null stays null.
 
         Return the buffers of a binary column, and an error for each row that could not be encoded, which is null.
@@ -407,11 +410,11 @@ cdef class PlanEncoder:
         cdef uint8_t *valid
         cdef int code = 0
         memset(&e, 0, sizeof(e))
-        offset_memory = _take(malloc((rows + 1) * 4), (rows + 1) * 4)
-        valid_memory = _take(malloc(rows + 1), (rows + 7) // 8)
-        offsets = <int32_t *>(<_Memory>offset_memory).data
-        valid = <uint8_t *>(<_Memory>valid_memory).data
+        offsets = <int32_t *>malloc((rows + 1) * 4)
+        valid = <uint8_t *>malloc(rows + 1)
         if offsets == NULL or valid == NULL:
+            free(offsets)
+            free(valid)
             raise MemoryError()
         e.nodes = self.plan.nodes
         e.columns = inputs.columns
@@ -437,11 +440,9 @@ cdef class PlanEncoder:
                 if code:
                     break
             offsets[rows] = <int32_t>e.size
-        data = _take_any(e.out, e.size)
+        if null_count and not code:
+            hr_pack(valid, rows)
+        data, ends, bits = _take_any(e.out, e.size), _take(offsets, (rows + 1) * 4), _take(valid, (rows + 7) // 8)
         if code:
             _give_up(code)
-        validity = None
-        if null_count:
-            hr_pack(valid, rows)
-            validity = valid_memory
-        return EncodedColumn(null_count, validity, offset_memory, data), failures.errors()
+        return EncodedColumn(null_count, bits if null_count else None, ends, data), failures.errors()
