@@ -10,6 +10,7 @@ from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.config import parse_properties
 from headrace.producer.options import PRODUCER_OPTIONS
 from tests.support.doc_pages import LANGUAGES, PAGES, PROJECT, blocks_of, prose_of
+from tests.support.reader import REGISTRY_ADDRESS
 
 PAGE_SECONDS_MAX = 900
 COMMANDS = ("headrace", "make", "pip", "python", "git")
@@ -35,7 +36,12 @@ def with_marks(page):
     return pytest.param(page, marks=marks, id=named(page))
 
 
-@pytest.mark.parametrize("page", [with_marks(page) for page in PAGES])
+def uses_registry(page):
+    """Such pages are run by tests/schema/test_page.py, which has a registry."""
+    return any(REGISTRY_ADDRESS in block.text for block in blocks_of(page))
+
+
+@pytest.mark.parametrize("page", [with_marks(page) for page in PAGES if not uses_registry(page)])
 def test_the_blocks_of_a_page_run(page, request):
     reader = request.getfixturevalue("spark_reader" if uses_spark(page) else "plain_reader")
     reader.read(page)

@@ -24,6 +24,7 @@ from headrace.broker import EmbeddedBroker
 from tests.support.doc_pages import PROJECT, Block, blocks_of
 
 ADDRESS = "localhost:9092"
+REGISTRY_ADDRESS = "http://localhost:8081"
 BLOCK_SECONDS_MAX = 240
 COMMAND_SECONDS_MAX = 240
 STOP_SECONDS_MAX = 20
@@ -47,8 +48,9 @@ def python() -> Path:
 class Reader:
     """Runs pages in a folder that is emptied before each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, registry_url: str = REGISTRY_ADDRESS) -> None:
         self._folder = folder
+        self._registry_url = registry_url
         self._here = folder / "here"  # the working folder, also of Spark's JVM
         self._state = folder / "state"
         self._log = folder / "interpreter.log"
@@ -114,7 +116,7 @@ class Reader:
 
     def _addressed(self, text: str) -> str:
         assert self._broker is not None
-        return text.replace(ADDRESS, self._broker.bootstrap)
+        return text.replace(ADDRESS, self._broker.bootstrap).replace(REGISTRY_ADDRESS, self._registry_url)
 
     def _write_file(self, name: str, text: str) -> None:
         file = self._here / name
