@@ -10,7 +10,6 @@ from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.config import parse_properties
 from headrace.producer.options import PRODUCER_OPTIONS
 from tests.support.doc_pages import LANGUAGES, PAGES, PROJECT, blocks_of, prose_of
-from tests.support.reader import REGISTRY_ADDRESS
 
 PAGE_SECONDS_MAX = 900
 COMMANDS = ("headrace", "make", "pip", "python", "git")
@@ -38,7 +37,7 @@ def with_marks(page):
 
 def uses_registry(page):
     """Such pages are run by tests/schema/test_page.py, which has a registry."""
-    return any(REGISTRY_ADDRESS in block.text for block in blocks_of(page))
+    return any(block.uses_registry for block in blocks_of(page))
 
 
 @pytest.mark.parametrize("page", [with_marks(page) for page in PAGES if not uses_registry(page)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+import pyarrow as pa
 import pytest
 
 from headrace import errors
@@ -76,6 +77,42 @@ def test_the_framing_is_that_of_confluents_avro_serializer(ours, theirs, subject
     assert schema_id.id is not None
     assert schema_id.id == ours.get_latest(subject).id
     assert AvroDeserializer(theirs)(framing.encode_id(schema_id.id) + bytes(payload), context) == order
+
+
+@pytest.mark.behaviour("R01")
+def test_message_indexes_are_those_of_confluents_protobuf_serializer(ours, theirs, subject):
+    from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    context = SerializationContext(subject.removesuffix("-value"), MessageField.VALUE)
+    values: list[bytes | None] = []
+    messages: list[bytes] = []
+    types = message_types()
+    for name in ("First", "Second", "Second.Inner"):
+        message = types[name](id=len(values) + 1)
+        values.append(ProtobufSerializer(types[name], theirs, {"use.deprecated.format": False})(message, context))
+        messages.append(message.SerializeToString())
+    ids, _, payload = framing.split_column(pa.array(values, pa.binary()))
+    assert set(ids.to_pylist()) == {ours.get_latest(subject).id}
+    indexes, invalid, payload = framing.split_message_indexes(payload)
+    assert indexes.to_pylist() == [[0], [1], [1, 1]]
+    assert not any(invalid.to_pylist())
+    assert payload.to_pylist() == messages
+
+
+def message_types():
+    """Message types of a file: First, Second, Second.Other and Second.Inner, each with a field `id`."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name=f"{uuid.uuid4().hex}.proto", syntax="proto3")
+    number = descriptor_pb2.FieldDescriptorProto
+    first, second = file.message_type.add(name="First"), file.message_type.add(name="Second")
+    for message in (first, second, second.nested_type.add(name="Other"), second.nested_type.add(name="Inner")):
+        message.field.add(name="id", number=1, type=number.TYPE_INT64, label=number.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    names = ("First", "Second", "Second.Inner")
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in names}
 
 
 @pytest.mark.behaviour("R01")

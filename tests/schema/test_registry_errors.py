@@ -51,7 +51,8 @@ class Scripted:
                 self.send_response(status)
                 for name, value in headers:
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
+                if "Content-Length" not in dict(headers):
+                    self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -249,6 +250,12 @@ def test_the_second_url_is_used_if_the_first_is_dead(server):
         SchemaRegistryClient(f"{dead}, {dead}/v2", {**QUICK, "schema.registry.max.retries": 0}).get_schema(1)
 
 
+def test_a_truncated_response_is_retried(server, client):
+    responses = [(200, b'{"schema": ', ("Content-Length", "100"), ("Connection", "close")), (200, AVRO)]
+    server.respond = lambda method, path: responses.pop(0)
+    assert client.get_schema(1).schema.text == '"string"'
+
+
 def test_an_unknown_schema_is_not_looked_for_at_the_second_url(server):
     server.respond = lambda method, path: (404, {"error_code": 40403, "message": "Schema not found"})
     with pytest.raises(errors.SchemaNotFoundError):
@@ -392,6 +399,8 @@ def test_a_name_for_two_schemas_is_an_error(server, client):
         ),
         ({"schema.registry.url": "http://a, ftp://u:pw@b"}, "number 2 is none"),
         ({"basic.auth.credentials.source": "USER_INFO"}, "is USER_INFO, but .*basic.auth.user.info is not set"),
+        ({"schema.registry.url": "http://a/b c"}, "number 1 is none"),
+        ({"bearer.auth.token": "pw\r\nX: y"}, "expected printable ASCII characters"),
         ({"basic.auth.user.info": "ann"}, "expected user:password, got a text without a colon"),
         ({"basic.auth.user.info": "a:b", "bearer.auth.token": "c"}, "are both set: unset one of them"),
         ({"schema.registry.url": "http://a:b@c", "bearer.auth.token": "c"}, "are both set"),

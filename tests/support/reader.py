@@ -3,7 +3,8 @@
     page → Reader.read → a new broker, an empty folder → each block → AssertionError for the first that fails
 
 A reader has one folder and one interpreter for all pages, so that Spark is started once. `localhost:9092` in the pages
-is replaced by the address of the broker, which stands for the one of `headrace broker start`.
+is replaced by the address of the broker, which stands for the one of `headrace broker start`, and
+`http://localhost:8081` by the URL of a schema registry.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from pathlib import Path
 from typing import Self
 
 from headrace.broker import EmbeddedBroker
-from tests.support.doc_pages import PROJECT, Block, blocks_of
+from tests.support.doc_pages import PROJECT, REGISTRY_ADDRESS, Block, blocks_of
 
 ADDRESS = "localhost:9092"
-REGISTRY_ADDRESS = "http://localhost:8081"
 BLOCK_SECONDS_MAX = 240
 COMMAND_SECONDS_MAX = 240
 STOP_SECONDS_MAX = 20

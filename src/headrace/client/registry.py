@@ -205,7 +205,7 @@ class SchemaRegistryClient:
         """
         path = f"/compatibility{_subject_path(subject)}/versions"
         if version != ALL_VERSIONS:
-            path += f"/{version}"
+            path += f"/{_quoted(str(version))}"
         query = {"verbose": True, "normalize": normalize or None}
         response = _object(self._request("POST", path, query=query, body=_body(schema)))
         messages = response.get("messages") or []

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlencode, urlsplit
 
@@ -161,7 +161,7 @@ def _parse_urls(texts: Sequence[str]) -> tuple[tuple[RegistryUrl, ...], str | No
             host, port = parts.hostname, parts.port
         except ValueError:
             parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in ("http", "https") or not host:
+        if parts.scheme not in ("http", "https") or not host or not text.isprintable() or " " in text:
             # Without the text: it may have a password.
             raise ConfigError(
                 f"invalid schema.registry.url: expected URLs such as http://localhost:8081, and number {position} is "
@@ -189,6 +189,8 @@ def _authorization(config: Config, in_urls: str | None) -> str | None:
     if len(names) > 1:
         raise ConfigError(f"{' and '.join(names)} are both set: unset one of them")
     if token is not None:
+        if not token.isascii() or not token.isprintable():  # an error of http.client would show it
+            raise ConfigError(f"invalid {bearer}: expected printable ASCII characters")
         return f"Bearer {token}"
     pair = user_info if user_info is not None else in_urls
     if pair is None:
@@ -258,7 +260,7 @@ class RegistryHttp:
             ) from None
         except ssl.SSLError as error:
             raise self._tls_error(error, url) from None
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: of a host name
             raise RegistryUnavailableError(f"{url.text}: {str(error) or type(error).__name__}") from None
         finally:
             connection.close()
@@ -283,6 +285,8 @@ class RegistryHttp:
             data += chunk
             if len(data) > limit:
                 raise _too_large(url, f"more than {limit}", limit)
+        if response.length:
+            raise IncompleteRead(bytes(data[:0]), response.length)
         return bytes(data)
 
     def _tls_error(self, error: ssl.SSLError, url: RegistryUrl) -> HeadraceError:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import SchemaFramingError
-from headrace.schema.types import Field
+from headrace.schema.types import RecordField
 from headrace.wire.primitives import Buffer
 
 MAGIC_ID = 0
@@ -31,7 +31,7 @@ MAGIC_GUID = 1
 ID_BYTES = 5
 """The prefix with an id: magic byte and id."""
 GUID_BYTES = 17
-SCHEMA_ID_HEADERS: dict[Field, str] = {"key": "__key_schema_id", "value": "__value_schema_id"}
+SCHEMA_ID_HEADERS: dict[RecordField, str] = {"key": "__key_schema_id", "value": "__value_schema_id"}
 
 ID_MAX = 2**31 - 1
 MESSAGE_DEPTH_MAX = 100

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from headrace.errors import ConfigError
 
-Field = Literal["key", "value"]
+RecordField = Literal["key", "value"]
 """The part of a record that a schema describes."""
 
 
@@ -81,7 +81,7 @@ class SubjectNameStrategy(Enum):
             names = ", ".join(strategy.value for strategy in cls)
             raise ConfigError(f"invalid subject name strategy: expected {names}, got {name!r}") from None
 
-    def subject(self, topic: str, field: Field, record_name: str | None = None) -> str:
+    def subject(self, topic: str, field: RecordField, record_name: str | None = None) -> str:
         """Return the subject of a schema. `record_name`: its full name, such as `shop.Order`."""
         if self is SubjectNameStrategy.TOPIC:
             return f"{topic}-{field}"
