@@ -38,10 +38,10 @@ log = logging.getLogger("headrace.registry")
 REFERENCE_DEPTH_MAX = 32
 REFERENCES_MAX = 1000
 """Schemas that one schema refers to, directly and through others."""
-T = TypeVar("T")
-
 LATEST = "latest"
 ALL_VERSIONS = "all"
+
+T = TypeVar("T")
 
 
 class SchemaRegistryClient:
