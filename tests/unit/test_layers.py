@@ -11,7 +11,20 @@ import pytest
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SOURCES = PROJECT.parent / "src"
 LAYERS = (
-    *("errors", "types", "config", "wire", "broker", "client", "telemetry", "producer", "legacy", "spark", "demo"),
+    *(
+        "errors",
+        "types",
+        "config",
+        "wire",
+        "schema",
+        "broker",
+        "client",
+        "telemetry",
+        "producer",
+        "legacy",
+        "spark",
+        "demo",
+    ),
     *("cli", "ui"),
 )
 

@@ -1,0 +1,25 @@
+"""Schemas of keys and values: no socket, thread or clock.
+
+    types.py    schemas, registered schemas, the subjects under which a registry keeps them
+    framing.py  the schema id before a payload, or in a header; single values and Arrow columns
+
+The client of a schema registry is `headrace.client.registry`.
+"""
+
+from headrace.schema.types import (
+    Compatibility,
+    RegisteredSchema,
+    Schema,
+    SchemaFormat,
+    SchemaReference,
+    SubjectNameStrategy,
+)
+
+__all__ = [
+    "Compatibility",
+    "RegisteredSchema",
+    "Schema",
+    "SchemaFormat",
+    "SchemaReference",
+    "SubjectNameStrategy",
+]
