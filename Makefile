@@ -73,7 +73,7 @@ test-group-spark:
 
 test-group-docs-either:
 	@$(PYTEST) $(NOT_SLOW) tests/docs
-	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit
+	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit tests/schema
 
 test-group-broker:
 	@$(WITH_KERNEL) $(PYTEST) tests/broker

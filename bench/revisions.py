@@ -112,20 +112,29 @@ def measure_brokers(trees: dict[str, Path], number: int, samples: Samples) -> No
                     samples[f"broker {load.label}, {measure}"][name].append(figures[measure])
 
 
-def measure_spark(trees: dict[str, Path], bootstrap: str, folder: Path, samples: Samples) -> None:
+def measure_spark(trees: dict[str, Path], folder: Path, samples: Samples) -> None:
+    """Each tree gets a new broker, which keeps the topics that the jobs read."""
     from bench.spark import spark_environment
+    from tests.support.peers.maven import kafka_jars
+    from tests.support.peers.real_kafka import RealKafka
 
     variables, jars = spark_environment()
     for name, tree in trees.items():
         output = folder / f"spark-{name}.json"
-        arguments = ["--kafka", bootstrap, "--embedded", bootstrap, "--jars", jars, "--output", str(output)]
         environment = {**variables, "PYTHONPATH": variables["PYTHONPATH"].replace(str(HERE), str(tree))}
-        run_in(
-            tree,
-            *("-m", "bench.spark_client", *arguments, "--rounds", "2", "--only", "sink,source"),
-            variables=environment,
-            cwd=folder,
-        )
+        kafka = RealKafka(kafka_jars("4.3.0"), folder / f"kafka-{name}", jvm_options=JVM_OPTIONS)
+        try:
+            kafka.start()
+            addresses = ["--kafka", kafka.bootstrap, "--embedded", kafka.bootstrap]
+            run_in(
+                tree,
+                *("-m", "bench.spark_client", *addresses, "--jars", jars, "--output", str(output)),
+                *("--rounds", "2", "--only", "sink,source"),
+                variables=environment,
+                cwd=folder,
+            )
+        finally:
+            kafka.remove()
         for part, by_label in json.loads(output.read_text())["seconds"].items():
             for label, seconds in by_label.items():
                 if label.startswith("headrace"):
@@ -145,9 +154,9 @@ def measure(trees: dict[str, Path], parts: list[str], rounds: int) -> Samples:
                 for number in range(rounds):
                     show_progress(f"broker: round {number + 1} of {rounds}")
                     measure_brokers(trees, number, samples)
-            kafka.start()
-            kafka.create_topic("bench", PARTITIONS)
             if "producer" in parts:
+                kafka.start()
+                kafka.create_topic("bench", PARTITIONS)
                 measure_producer(trees, kafka.bootstrap, defaultdict(lambda: {BEFORE: [], NOW: []}))  # a warm-up
             for number in range(rounds):
                 show_progress(f"producer and Spark: round {number + 1} of {rounds}")
@@ -155,7 +164,7 @@ def measure(trees: dict[str, Path], parts: list[str], rounds: int) -> Samples:
                 if "producer" in parts:
                     measure_producer(order, kafka.bootstrap, samples)
                 if "spark" in parts:
-                    measure_spark(order, kafka.bootstrap, folder, samples)
+                    measure_spark(order, folder, samples)
         finally:
             kafka.remove()
     return samples

@@ -50,6 +50,12 @@ def _spark_source_kafka() -> Mapping[str, Option]:
     return {PREFIX + name: one for name, one in CONSUMER_OPTIONS.items() if PRODUCER_OPTIONS.get(name) is not one}
 
 
+def _schema_registry() -> Mapping[str, Option]:
+    from headrace.config.registry_options import REGISTRY_OPTIONS
+
+    return REGISTRY_OPTIONS
+
+
 def _broker() -> Mapping[str, Option]:
     from headrace.broker.broker_options import BROKER_OPTIONS
 
@@ -67,6 +73,7 @@ SETS: dict[str, Callable[[], Mapping[str, Option]]] = {
     "spark-sink": _spark_sink,
     "spark-source": _spark_source,
     "spark-source-kafka": _spark_source_kafka,
+    "schema-registry": _schema_registry,
     "broker": _broker,
     "topic": _topic,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.client.metadata import Cluster, PartitionInfo
+    from headrace.client.registry import SchemaRegistryClient
     from headrace.config.option_types import ProducerOptions
     from headrace.errors import (
         AbortableError,
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
         GroupAuthorizationError,
         HeadraceError,
         IllegalStateError,
+        IncompatibleSchemaError,
         InvalidConfigError,
         InvalidPidMappingError,
         InvalidProducerEpochError,
         InvalidRecordError,
+        InvalidSchemaError,
         InvalidTimestampError,
         InvalidTopicError,
         InvalidTxnStateError,
@@ -43,10 +46,19 @@ if TYPE_CHECKING:
         PolicyViolationError,
         ProducerFencedError,
         RecordTooLargeError,
+        RegistryAuthenticationError,
+        RegistryAuthorizationError,
+        RegistryError,
+        RegistryProtocolError,
+        RegistryUnavailableError,
         RetriableBrokerError,
         RetriableError,
+        SchemaDeletedError,
         SchemaError,
+        SchemaFramingError,
+        SchemaNotFoundError,
         SerializationError,
+        SubjectNotFoundError,
         TimedOutError,
         TlsError,
         TopicAuthorizationError,
@@ -68,6 +80,7 @@ if TYPE_CHECKING:
     from headrace.producer.producer import Producer
     from headrace.producer.records import GroupMetadata, ProducerRecord, RecordMetadata
     from headrace.producer.serializers import Serializer
+    from headrace.schema.types import RegisteredSchema, Schema, SchemaFormat, SchemaReference
     from headrace.wire.sasl import Token
 
 __all__ = [
@@ -89,10 +102,12 @@ __all__ = [
     "GroupMetadata",
     "HeadraceError",
     "IllegalStateError",
+    "IncompatibleSchemaError",
     "InvalidConfigError",
     "InvalidPidMappingError",
     "InvalidProducerEpochError",
     "InvalidRecordError",
+    "InvalidSchemaError",
     "InvalidTimestampError",
     "InvalidTopicError",
     "InvalidTxnStateError",
@@ -118,11 +133,25 @@ __all__ = [
     "RecordFuture",
     "RecordMetadata",
     "RecordTooLargeError",
+    "RegisteredSchema",
+    "RegistryAuthenticationError",
+    "RegistryAuthorizationError",
+    "RegistryError",
+    "RegistryProtocolError",
+    "RegistryUnavailableError",
     "RetriableBrokerError",
     "RetriableError",
+    "Schema",
+    "SchemaDeletedError",
     "SchemaError",
+    "SchemaFormat",
+    "SchemaFramingError",
+    "SchemaNotFoundError",
+    "SchemaReference",
+    "SchemaRegistryClient",
     "SerializationError",
     "Serializer",
+    "SubjectNotFoundError",
     "TimedOutError",
     "TlsError",
     "Token",
@@ -157,6 +186,11 @@ _MODULES = {
     "ProducerRecord": "producer.records",
     "RecordFuture": "producer.batch",
     "RecordMetadata": "producer.records",
+    "RegisteredSchema": "schema.types",
+    "Schema": "schema.types",
+    "SchemaFormat": "schema.types",
+    "SchemaReference": "schema.types",
+    "SchemaRegistryClient": "client.registry",
     "Serializer": "producer.serializers",
     "Token": "wire.sasl",
 }

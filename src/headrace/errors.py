@@ -24,6 +24,17 @@
     ├── RecordTooLargeError             a record larger than max.request.size or buffer.memory
     ├── IoThreadError                   the producer's I/O thread died
     ├── SchemaError                     a schema, or data that do not fit their schema
+    │   ├── SchemaFramingError          a value without a valid schema id
+    │   └── RegistryError               the schema registry returned an error (`error.status`, `error.code`)
+    │       ├── SchemaNotFoundError     it has no such id, GUID or version
+    │       │   ├── SubjectNotFoundError    … or no such subject
+    │       │   └── SchemaDeletedError      … because it was deleted
+    │       ├── IncompatibleSchemaError the schema is not compatible with earlier versions
+    │       ├── InvalidSchemaError      the registry cannot parse the schema
+    │       ├── RegistryAuthenticationError     401 (AuthenticationError)
+    │       ├── RegistryAuthorizationError      403
+    │       ├── RegistryUnavailableError        no response, or 5xx (RetriableError)
+    │       └── RegistryProtocolError   a response that is not a schema registry's
     └── BrokerError                     a broker returned an error code (`error.code`)
         ├── RetriableBrokerError        any retriable code without a class of its own (RetriableError)
         ├── UnknownTopicOrPartitionError, NotLeaderOrFollowerError, NotEnoughReplicasError,
@@ -164,6 +175,57 @@ class IoThreadError(HeadraceError):
 
 class SchemaError(HeadraceError):
     """A schema that is invalid, or data that do not fit their schema."""
+
+
+class SchemaFramingError(SchemaError):
+    """A value without a valid schema id before its payload."""
+
+
+class RegistryError(SchemaError):
+    """The schema registry returned an error: HTTP status, and the registry's own code (0: none)."""
+
+    _fields = ("status", "code")
+
+    def __init__(self, message: str, *, status: int = 0, code: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class SchemaNotFoundError(RegistryError):
+    """The registry has no schema with this id, GUID or version."""
+
+
+class SubjectNotFoundError(SchemaNotFoundError):
+    """The registry has no such subject."""
+
+
+class SchemaDeletedError(SchemaNotFoundError):
+    """The subject or version was deleted."""
+
+
+class IncompatibleSchemaError(RegistryError):
+    """The schema is not compatible with earlier versions; the message has the registry's words."""
+
+
+class InvalidSchemaError(RegistryError):
+    """The registry cannot parse the schema."""
+
+
+class RegistryAuthenticationError(RegistryError, AuthenticationError):
+    """The registry did not accept the credentials (401)."""
+
+
+class RegistryAuthorizationError(RegistryError):
+    """The registry denies the operation (403)."""
+
+
+class RegistryUnavailableError(RegistryError, RetriableError):
+    """No schema registry responded in time, or it returned a server error (5xx)."""
+
+
+class RegistryProtocolError(RegistryError):
+    """A response that is not a schema registry's: not JSON, a redirect, or too large."""
 
 
 class BrokerError(HeadraceError):

@@ -35,7 +35,12 @@ def with_marks(page):
     return pytest.param(page, marks=marks, id=named(page))
 
 
-@pytest.mark.parametrize("page", [with_marks(page) for page in PAGES])
+def uses_registry(page):
+    """Such pages are run by tests/schema/test_page.py, which has a registry."""
+    return any(block.uses_registry for block in blocks_of(page))
+
+
+@pytest.mark.parametrize("page", [with_marks(page) for page in PAGES if not uses_registry(page)])
 def test_the_blocks_of_a_page_run(page, request):
     reader = request.getfixturevalue("spark_reader" if uses_spark(page) else "plain_reader")
     reader.read(page)

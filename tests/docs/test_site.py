@@ -12,6 +12,7 @@ import pytest
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.topic_options import TOPIC_OPTIONS
+from headrace.config.registry_options import REGISTRY_OPTIONS
 from headrace.producer.options import PRODUCER_OPTIONS
 from tests.support.doc_pages import PROJECT
 
@@ -45,6 +46,7 @@ def site(tmp_path_factory):
 def test_every_option_is_in_its_page(site):
     for page, options in {
         "producer.html": PRODUCER_OPTIONS,
+        "schemas.html": REGISTRY_OPTIONS,
         "broker-options.html": {**BROKER_OPTIONS, **TOPIC_OPTIONS},
     }.items():
         text = unescape((site / page).read_text())

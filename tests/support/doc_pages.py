@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+REGISTRY_ADDRESS = "http://localhost:8081"
 LANGUAGES = ("python", "sh", "toml", "properties", "yaml", "text", "json")
 
 _FENCE = re.compile(r"(?P<indent> *)```(?P<language>.*)")
@@ -48,6 +49,10 @@ class Block(NamedTuple):
     @property
     def has_tests(self) -> bool:
         return self.language == "python" and re.search(r"^(async )?def test_", self.text, re.MULTILINE) is not None
+
+    @property
+    def uses_registry(self) -> bool:
+        return REGISTRY_ADDRESS in self.text
 
     @property
     def uses_spark(self) -> bool:

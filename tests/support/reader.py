@@ -3,7 +3,8 @@
     page → Reader.read → a new broker, an empty folder → each block → AssertionError for the first that fails
 
 A reader has one folder and one interpreter for all pages, so that Spark is started once. `localhost:9092` in the pages
-is replaced by the address of the broker, which stands for the one of `headrace broker start`.
+is replaced by the address of the broker, which stands for the one of `headrace broker start`, and
+`http://localhost:8081` by the URL of a schema registry.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from headrace.broker import EmbeddedBroker
-from tests.support.doc_pages import PROJECT, Block, blocks_of
+from tests.support.doc_pages import PROJECT, REGISTRY_ADDRESS, Block, blocks_of
 
 ADDRESS = "localhost:9092"
 BLOCK_SECONDS_MAX = 240
@@ -47,8 +48,9 @@ def python() -> Path:
 class Reader:
     """Runs pages in a folder that is emptied before each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, registry_url: str = REGISTRY_ADDRESS) -> None:
         self._folder = folder
+        self._registry_url = registry_url
         self._here = folder / "here"  # the working folder, also of Spark's JVM
         self._state = folder / "state"
         self._log = folder / "interpreter.log"
@@ -114,7 +116,7 @@ class Reader:
 
     def _addressed(self, text: str) -> str:
         assert self._broker is not None
-        return text.replace(ADDRESS, self._broker.bootstrap)
+        return text.replace(ADDRESS, self._broker.bootstrap).replace(REGISTRY_ADDRESS, self._registry_url)
 
     def _write_file(self, name: str, text: str) -> None:
         file = self._here / name

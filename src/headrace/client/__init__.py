@@ -13,5 +13,6 @@ fetcher.py      reading partitions, as records or in columns
 concurrency.py  locks and events that are safe with signal handlers
 admin/          topics, configurations, groups, transactions
 queries/        several responses combined, for the command line and the live view
+registry.py     schema registries; registry_http.py: requests to them
 text_formats.py text forms of times, durations and record filters
 """

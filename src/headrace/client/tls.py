@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from headrace.config import Config
 from headrace.config.openssl import (
     NOT_TLS_REASONS,
     Pem,
@@ -70,6 +71,28 @@ class TlsSettings:
         return self.ca_file or (
             "ssl.truststore.certificates" if self.ca_pem else "the system's certificate authorities"
         )
+
+
+def settings_from(config: Config, prefix: str = "") -> TlsSettings:
+    """Return the settings of the `ssl.*` options. `prefix` is before their names, as in `schema.registry.ssl.*`."""
+    location, certificates = f"{prefix}ssl.truststore.location", f"{prefix}ssl.truststore.certificates"
+    keystore, chain = f"{prefix}ssl.keystore.location", f"{prefix}ssl.keystore.certificate.chain"
+    key_location, key = f"{prefix}ssl.key.location", f"{prefix}ssl.keystore.key"
+    for name, other in ((location, certificates), (keystore, chain), (keystore, key), (key_location, key)):
+        if config[name] is not None and config[other] is not None:
+            raise ConfigError(f"{name} and {other} are both set: unset one of them")
+    return TlsSettings(
+        ca_file=config.optional(str, location),
+        ca_pem=config.revealed(certificates),
+        cert_file=config.optional(str, keystore),
+        cert_pem=config.revealed(chain),
+        key_file=config.optional(str, key_location),
+        key_pem=config.revealed(key),
+        key_password=config.revealed(f"{prefix}ssl.key.password"),
+        check_hostname=config[f"{prefix}ssl.endpoint.identification.algorithm"] == "https",
+        protocols=config.of(tuple, f"{prefix}ssl.enabled.protocols"),
+        ciphers=config.of(tuple, f"{prefix}ssl.cipher.suites"),
+    )
 
 
 class NotTlsError(TlsError):
@@ -222,7 +245,7 @@ def explain(error: OSError, sock: ssl.SSLSocket) -> TlsError | ConnectionError:
             f"and does it require a client certificate?"
         )
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsError(_verification_problem(error, host, getattr(sock.context, "ca", "")))
+        return TlsError(verification_problem(error, host, getattr(sock.context, "ca", "")))
     if reason in NOT_TLS_REASONS:
         return NotTlsError(
             f"{host} does not use TLS on this port ({detail}); use the port of its TLS listener, or "
@@ -234,13 +257,17 @@ def explain(error: OSError, sock: ssl.SSLSocket) -> TlsError | ConnectionError:
     )
 
 
-def _verification_problem(error: ssl.SSLCertVerificationError, host: str | None, ca: str) -> str:
+def verification_problem(
+    error: ssl.SSLCertVerificationError, host: str | None, ca: str, *, option_prefix: str = ""
+) -> str:
+    """Return why a certificate was not accepted, with a remedy. `ca`: the trusted authorities."""
     if error.verify_code in _HOSTNAME_MISMATCH:
         return (
             f"the certificate of {host} is for other host names; connect with one of them (openssl s_client shows "
-            f"them), or set ssl.endpoint.identification.algorithm to empty, which accepts any trusted certificate"
+            f"them), or set {option_prefix}ssl.endpoint.identification.algorithm to empty, which accepts any trusted "
+            f"certificate"
         )
     return (
         f"the certificate of {host} is not trusted: {error.verify_message}; trusted: {ca}. Set "
-        f"ssl.truststore.location to a PEM file with the authority that signed it"
+        f"{option_prefix}ssl.truststore.location to a PEM file with the authority that signed it"
     )

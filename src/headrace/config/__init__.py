@@ -3,6 +3,8 @@
 option.py        Option, its checks, Secret
 resolved.py      Options → Config
 properties.py    `.properties` files, JAAS entries
+tls_options.py   the `ssl.*` options of clients
+registry_options.py  the `schema.registry.*` options of clients
 openssl.py       `ssl.*` options for OpenSSL
 backoff.py, clock.py, sampling.py: small parts that clients and broker share
 option_types.py  the options as TypedDicts, for type checkers (generated)

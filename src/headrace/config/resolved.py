@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias, TypeVar
 
-from headrace.config.option import Option
+from headrace.config.option import Option, Secret
 from headrace.errors import ConfigError
 
 Log: TypeAlias = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -68,6 +68,11 @@ class Config(Mapping[str, object]):
     def optional(self, kind: type[T], name: str) -> T | None:
         """Return the value of a declared option, or None."""
         return None if self._values[name] is None else self.of(kind, name)
+
+    def revealed(self, name: str) -> str | None:
+        """Return the text of a password, or None."""
+        secret = self.optional(Secret, name)
+        return None if secret is None else secret.reveal()
 
     def origin(self, name: str) -> Origin:
         """Return the origin of a value."""

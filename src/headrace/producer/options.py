@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.config import INT_MAX, Between, NotEmpty, OneOf, Option, Options
+from headrace.config.tls_options import NO_EFFECT_WITH_OPENSSL, TLS_OPTIONS
 
 _NO_JMX = "Python has no JMX"
 _NO_PROVIDERS = "values are used literally"
-_OPENSSL = "TLS is OpenSSL's"
-_PEM = "PEM files have no password; keys have one (ssl.key.password)"
 
 _FROM_0 = Between(0)
 _FROM_1 = Between(1)
@@ -190,7 +189,9 @@ _COMMON = (
         "The protocol for connections to brokers: with or without TLS and SASL.",
         OneOf("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", ignore_case=True),
     ),
-    Option("security.providers", "str", None, "Java security providers to install.", None, "low", _OPENSSL),
+    Option(
+        "security.providers", "str", None, "Java security providers to install.", None, "low", NO_EFFECT_WITH_OPENSSL
+    ),
 )
 
 _SENDING = (
@@ -505,62 +506,7 @@ _INERT_SASL = (
     ),
 )
 
-_SSL = (
-    Option(
-        "ssl.truststore.location",
-        "str",
-        None,
-        "A PEM file with the trusted certificate authorities. Without it and ssl.truststore.certificates, those of the "
-        "system are used.",
-        None,
-        "high",
-    ),
-    Option("ssl.truststore.certificates", "password", None, "The certificate authorities as PEM text.", None, "high"),
-    Option("ssl.truststore.type", "str", "PEM", "The truststore's format.", OneOf("PEM", ignore_case=True)),
-    Option("ssl.truststore.password", "password", None, "The truststore's password.", None, "high", _PEM),
-    Option(
-        "ssl.keystore.location",
-        "str",
-        None,
-        "A PEM file with the client's certificate chain, and its private key if ssl.key.location is not set.",
-        None,
-        "high",
-    ),
-    Option("ssl.key.location", "str", None, "A PEM file with the client's private key.", None, "high"),
-    Option(
-        "ssl.keystore.certificate.chain", "password", None, "The client's certificate chain as PEM text.", None, "high"
-    ),
-    Option("ssl.keystore.key", "password", None, "The client's private key as PEM text.", None, "high"),
-    Option("ssl.key.password", "password", None, "The password of the client's private key.", None, "high"),
-    Option("ssl.keystore.type", "str", "PEM", "The keystore's format.", OneOf("PEM", ignore_case=True)),
-    Option("ssl.keystore.password", "password", None, "The keystore's password.", None, "high", _PEM),
-    Option("ssl.enabled.protocols", "list", ("TLSv1.2", "TLSv1.3"), "The versions of TLS to offer.", NotEmpty()),
-    Option(
-        "ssl.cipher.suites",
-        "list",
-        (),
-        "The cipher suites to offer, by Java's names or OpenSSL's. Empty: OpenSSL's default.",
-        None,
-        "low",
-    ),
-    Option(
-        "ssl.endpoint.identification.algorithm",
-        "str",
-        "https",
-        "`https` verifies that the broker's certificate is for its host name; empty disables that, and with it most of "
-        "the protection.",
-        OneOf("https", "", ignore_case=True),
-        "low",
-    ),
-    Option("ssl.protocol", "str", "TLSv1.3", "Java's TLS context.", None, "medium", _OPENSSL),
-    Option("ssl.provider", "str", None, "Java's TLS provider.", None, "medium", _OPENSSL),
-    Option("ssl.engine.factory.class", "class", None, "The factory of TLS engines.", None, "low", _OPENSSL),
-    Option("ssl.keymanager.algorithm", "str", "SunX509", "Java's key manager.", None, "low", _OPENSSL),
-    Option("ssl.trustmanager.algorithm", "str", "PKIX", "Java's trust manager.", None, "low", _OPENSSL),
-    Option("ssl.secure.random.implementation", "str", None, "Java's random numbers.", None, "low", _OPENSSL),
-)
-
-PRODUCER_OPTIONS = Options(*_COMMON, *_SENDING, *_PLUGINS, *_SASL, *_INERT_SASL, *_SSL)
+PRODUCER_OPTIONS = Options(*_COMMON, *_SENDING, *_PLUGINS, *_SASL, *_INERT_SASL, *TLS_OPTIONS)
 
 PROFILES: Mapping[str, Mapping[str, object]] = {
     # Without TLS 1.0 and 1.1, which Kafka 2.4 still offered.

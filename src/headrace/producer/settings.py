@@ -22,7 +22,7 @@ from headrace.client.connection import ConnectionSettings
 from headrace.client.credentials import SaslSettings, TokenCache
 from headrace.client.network import NetworkSettings
 from headrace.client.tls import TlsSettings
-from headrace.config import INT_MAX, Config, Layer, Secret, jaas_options, read_properties
+from headrace.config import INT_MAX, Config, Layer, jaas_options, read_properties
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import ConfigError
 from headrace.producer.accumulator import AccumulatorSettings
@@ -390,26 +390,7 @@ def tls_settings(config: Config) -> TlsSettings | None:
     """Return the TLS settings for `SSL` and `SASL_SSL`; None for other protocols."""
     if not config.of(str, "security.protocol").endswith("SSL"):
         return None
-    for name, other in (
-        ("ssl.truststore.location", "ssl.truststore.certificates"),
-        ("ssl.keystore.location", "ssl.keystore.certificate.chain"),
-        ("ssl.keystore.location", "ssl.keystore.key"),
-        ("ssl.key.location", "ssl.keystore.key"),
-    ):
-        if config[name] is not None and config[other] is not None:
-            raise ConfigError(f"{name} and {other} are both set: unset one of them")
-    return TlsSettings(
-        ca_file=config.optional(str, "ssl.truststore.location"),
-        ca_pem=_revealed(config, "ssl.truststore.certificates"),
-        cert_file=config.optional(str, "ssl.keystore.location"),
-        cert_pem=_revealed(config, "ssl.keystore.certificate.chain"),
-        key_file=config.optional(str, "ssl.key.location"),
-        key_pem=_revealed(config, "ssl.keystore.key"),
-        key_password=_revealed(config, "ssl.key.password"),
-        check_hostname=config["ssl.endpoint.identification.algorithm"] == "https",
-        protocols=config.of(tuple, "ssl.enabled.protocols"),
-        ciphers=config.of(tuple, "ssl.cipher.suites"),
-    )
+    return tls.settings_from(config)
 
 
 def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
@@ -419,12 +400,12 @@ def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
     mechanism = config.of(str, "sasl.mechanism").upper()
     if mechanism == OAUTHBEARER:
         return SaslSettings(mechanism, token_provider=_token_provider(config, plugins))
-    jaas = _revealed(config, "sasl.jaas.config")
+    jaas = config.revealed("sasl.jaas.config")
     from_jaas = {} if jaas is None else jaas_options(jaas)
     return SaslSettings(
         mechanism,
         username=config.optional(str, "sasl.username") or from_jaas.get("username"),
-        password=_revealed(config, "sasl.password") or from_jaas.get("password"),
+        password=config.revealed("sasl.password") or from_jaas.get("password"),
         token_auth=from_jaas.get("tokenauth", "").lower() == "true",
     )
 
@@ -435,8 +416,3 @@ def _token_provider(config: Config, plugins: PluginLoader) -> TokenProvider | No
     if value is None:
         return None
     return TokenCache(plugins.load(option, value, _TOKEN_PROVIDER).provider, SYSTEM_CLOCK.time_ms)
-
-
-def _revealed(config: Config, name: str) -> str | None:
-    secret = config.optional(Secret, name)
-    return None if secret is None else secret.reveal()

@@ -1,1 +1,26 @@
-"""Schemas of records: parsed, compared, and values between bytes and Arrow columns; no socket, thread or clock."""
+"""Schemas of keys and values: no socket, thread or clock.
+
+    types.py    schemas, registered schemas, the subjects under which a registry keeps them
+    framing.py  the schema id before a payload, or in a header; single values and Arrow columns
+    avro.py     Avro values to and from Arrow columns; schemas and plans are in avro_*.py, the loops in _avro/
+
+The client of a schema registry is `headrace.client.registry`.
+"""
+
+from headrace.schema.types import (
+    Compatibility,
+    RegisteredSchema,
+    Schema,
+    SchemaFormat,
+    SchemaReference,
+    SubjectNameStrategy,
+)
+
+__all__ = [
+    "Compatibility",
+    "RegisteredSchema",
+    "Schema",
+    "SchemaFormat",
+    "SchemaReference",
+    "SubjectNameStrategy",
+]
