@@ -7,6 +7,7 @@ import importlib
 import json
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import headrace
 from headrace.errors import SchemaError
 from headrace.schema._avro import layout, reference
 from headrace.schema.avro import AvroDecoder, AvroEncoder, ErrorCode, derive_schema, parse_schema
-from headrace.schema.avro_resolution import resolve
+from headrace.schema.avro_resolution import project, resolve
+from headrace.schema.avro_schema import RecordType
 from headrace.wire.columns import bytes_column
 from tests.support.avro_types import RandomType, fastavro_bytes, record_types
 
@@ -128,6 +130,15 @@ def test_a_damaged_row_is_null_and_the_others_are_not_affected():
     ]
     assert errors[0].position == len(good) - 3
     assert str(errors[0]) == f"row 1: field tags[] at byte {len(good) - 3}: the value ends too early"
+
+
+@both_kernels
+def test_threads_can_share_a_decoder():
+    decoder = AvroDecoder(ORDER)
+    batches = [pa.array([order(id=number), b"", order(tags=["x"] * number)]) for number in range(40)]
+    expected = [decoder.decode(batch) for batch in batches]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(decoder.decode, batches)) == expected
 
 
 @both_kernels
@@ -324,7 +335,10 @@ def test_compiled_and_reference_agree_on_damaged_bytes(data):
     chance = random.Random(data.draw(st.integers(0, 2**32)))
     values = [mutated(fastavro_bytes(random_type.schema, pair[0]), chance) for pair in pairs for _ in range(8)]
     schema = parse_schema(random_type.text)
-    plan = resolve(schema, schema)
+    assert isinstance(schema, RecordType)
+    names = [field.name for field in schema.fields]
+    chosen = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    plan = resolve(schema, project(schema, data.draw(st.sampled_from([names, chosen]))))
     column = bytes_column(pa.array(values, pa.binary()), "value")
     outcomes = []
     size = 0

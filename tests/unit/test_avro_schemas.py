@@ -5,7 +5,7 @@ fastavro deviates from the specification in these points, which the comparisons 
 - A default of bytes, fixed or a logical type is returned as the text or number of the JSON, not as a value.
 - The first branch of the reader's union that matches is taken, also by promotion; headrace prefers the writer's type.
 - Writer's and reader's logical types are not compared: the writer's is used.
-- A field of the reader that the writer does not have, with an invalid default, is an error even if it is never used.
+- A decimal like -1.28 is written in two bytes where one is enough (`tests/support/avro_types.py`).
 """
 
 from __future__ import annotations
@@ -215,15 +215,10 @@ def test_a_changed_record_is_read_as_fastavro_reads_it(data):
     expected = fastavro_value(encoded, writer, reader)
     rows, errors = decode(writer, reader, encoded)
     assert not errors
-    # fastavro promotes in Python, where a float has the precision of a double, and returns texts for bytes.
+    # fastavro promotes to a float of Python, which has the precision of a double.
     for field in reader["fields"]:
         if field["type"] == "float":
-            expected[field["name"]] = pa.scalar(float(expected[field["name"]]), pa.float32()).as_py()
             rows[0][field["name"]] = pytest.approx(rows[0][field["name"]], rel=1e-7)
-        elif field["type"] == "double":
-            expected[field["name"]] = float(expected[field["name"]])
-        elif field["type"] == "bytes" and isinstance(expected[field["name"]], str):
-            expected[field["name"]] = expected[field["name"]].encode()
     assert rows == [expected]
 
 
