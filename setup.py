@@ -30,7 +30,7 @@ def kernel() -> list[Extension]:
             "headrace.schema._avro.compiled",
             [str(AVRO / "compiled.pyx")],
             include_dirs=[str(AVRO)],
-            depends=[str(AVRO / "codec.h")],
+            depends=[str(path) for path in sorted(AVRO.glob("*.h"))],
             extra_compile_args=["-O3"],
         ),
         Extension("headrace.client._prompt", [str(PROMPT)]),

@@ -174,7 +174,7 @@ class _Planner:
                 continue
             if null_index < 0:
                 return self._add(EncodeOp.BRANCH, column, path, index, [child])
-            return self._add(EncodeOp.NULLABLE, column, path, null_index, [child], (index, 1))
+            return self._add(EncodeOp.NULLABLE, column, path, null_index, [child], factors=(index, 1))
         raise self._error(schema, data_type, path)
 
     def _record(self, schema: RecordType, column: int, data_type: pa.DataType, path: str) -> int:
@@ -253,6 +253,7 @@ class _Planner:
         path: str,
         size: int = 0,
         children: Sequence[int] = (),
+        *,
         factors: tuple[int, int] = (1, 1),
     ) -> int:
         self._plan.nodes.append(EncodeNode(op, column, size, *factors, tuple(children)))

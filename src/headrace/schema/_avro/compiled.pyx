@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, embedsignature=True
-"""The Avro codec, compiled: plans and columns as C structures around the loops of `codec.h`.
+"""The Avro codec, compiled: plans and columns as C structures around the loops of `decode.h` and `encode.h`.
 
-`reference.py` defines what it does. The GIL is released while rows are decoded or encoded; a decoder or an encoder has
+`reference/` defines what it does. The GIL is released while rows are decoded or encoded; a decoder or an encoder has
 no state of a batch, so threads can share it.
 """
 
@@ -24,6 +24,8 @@ cdef extern from "codec.h" nogil:
         int32_t op, column, child_count
         int64_t size, multiplier, divisor
         int32_t *children
+
+cdef extern from "decode.h" nogil:
     ctypedef struct hr_column:
         int32_t kind, width, nullable, child_count
         int32_t *children
@@ -40,6 +42,13 @@ cdef extern from "codec.h" nogil:
         const uint8_t *end
         int64_t zero_byte_items
         int32_t failed_node
+    int hr_grow(hr_column *column, int64_t capacity)
+    int hr_append_null(hr_decoder *d, int32_t index)
+    void hr_truncate(hr_decoder *d, int32_t index, int64_t length)
+    int hr_decode(hr_decoder *d, int32_t index)
+    void hr_pack(uint8_t *bytes, int64_t length)
+
+cdef extern from "encode.h" nogil:
     ctypedef struct hr_input:
         int32_t kind, width, is_signed, child_count
         int32_t *children
@@ -54,11 +63,6 @@ cdef extern from "codec.h" nogil:
         uint8_t *out
         int64_t size, capacity
         int32_t failed_node
-    int hr_grow(hr_column *column, int64_t capacity)
-    int hr_append_null(hr_decoder *d, int32_t index)
-    void hr_truncate(hr_decoder *d, int32_t index, int64_t length)
-    int hr_decode(hr_decoder *d, int32_t index)
-    void hr_pack(uint8_t *bytes, int64_t length)
     int hr_encode(hr_encoder *e, int32_t index, int64_t row)
     int hr_put_bytes(hr_encoder *e, const uint8_t *data, int64_t size)
 

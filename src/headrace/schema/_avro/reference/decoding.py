@@ -1,4 +1,4 @@
-"""The Avro codec in plain Python: the definition of what `compiled.pyx` does, and its replacement where it is missing.
+"""Decoding: plans interpreted, values appended to columns.
 
 A damaged row does not fail the batch: everything it has left in the columns is removed, the row is null, and its error
 is returned. An error's position is where the value begins that could not be decoded.
@@ -8,42 +8,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 from headrace.schema._avro.layout import (
-    COLUMN_BYTES_MAX,
     ZERO_BYTE_ITEMS_MAX,
     Column,
     ColumnBuffers,
-    EncodedColumn,
-    EncodeNode,
-    EncodeOp,
     ErrorCode,
-    InputColumn,
     KernelError,
     Kind,
     Node,
     Op,
-    zigzag,
 )
+from headrace.schema._avro.reference.common import DOUBLE, FLOAT, INT_RANGE, RowFailedError, check_size, pack_bits
 from headrace.wire.layout import BytesColumn
-
-_INT_RANGE = range(-(1 << 31), 1 << 31)
-_LONG_RANGE = range(-(1 << 63), 1 << 63)
-_FLOAT = struct.Struct("<f")
-_DOUBLE = struct.Struct("<d")
-
-
-class _RowError(Exception):
-    def __init__(self, code: ErrorCode) -> None:
-        super().__init__(code)
-        self.code = code
-        self.node = -1
-
-
-def _check_size(count: int) -> None:
-    if count > COLUMN_BYTES_MAX:
-        raise OverflowError("a column of the batch has more than 2 GiB or 2^31 items; pass fewer rows at a time")
 
 
 class _Builder:
@@ -62,27 +39,20 @@ class _Builder:
     def append(self, data: bytes = b"") -> None:
         self.data += data
         if self.kind == Kind.BINARY:
-            _check_size(len(self.data))
+            check_size(len(self.data))
             self.ends.append(len(self.data))
         self.valid.append(True)
 
     def finish(self) -> ColumnBuffers:
         null_count = self.valid.count(False) if self.nullable else 0
-        validity = _bits(self.valid) if null_count and self.kind != Kind.NULL else None
+        validity = pack_bits(self.valid) if null_count and self.kind != Kind.NULL else None
         offsets = struct.pack(f"={len(self.ends)}i", *self.ends) if self.kind in (Kind.BINARY, Kind.LIST) else None
         data = None
         if self.kind == Kind.BOOLEAN:
-            data = _bits(self.data)
+            data = pack_bits(self.data)
         elif self.kind in (Kind.FIXED, Kind.BINARY):
             data = bytes(self.data)
         return ColumnBuffers(self.length, null_count, validity, offsets, data)
-
-
-def _bits(values: Sequence[int]) -> bytes:
-    packed = bytearray((len(values) + 7) // 8)
-    for i, value in enumerate(values):
-        packed[i >> 3] |= value << (i & 7)
-    return bytes(packed)
 
 
 class PlanDecoder:
@@ -106,7 +76,7 @@ class PlanDecoder:
                 continue
             try:
                 batch.decode_row(value, skip)
-            except _RowError as error:
+            except RowFailedError as error:
                 errors.append(KernelError(row, error.code, batch.at, error.node))
                 batch.truncate(0, row)
                 batch.append_null(0)
@@ -138,7 +108,7 @@ class _Batch:
         self.value, self.at, self.zero_byte_items = value, skip, 0
         if len(value) < skip:
             self.at = len(value)
-            error = _RowError(ErrorCode.SKIP)
+            error = RowFailedError(ErrorCode.SKIP)
             error.node = len(self.nodes) - 1
             raise error
         self.decode(len(self.nodes) - 1)
@@ -175,11 +145,11 @@ class _Batch:
         bits = shift = 0
         while True:
             if position == len(self.value):
-                raise _RowError(ErrorCode.TRUNCATED)
+                raise RowFailedError(ErrorCode.TRUNCATED)
             byte = self.value[position]
             position += 1
             if shift == 63 and byte > 1:
-                raise _RowError(ErrorCode.INTEGER)
+                raise RowFailedError(ErrorCode.INTEGER)
             bits |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return (bits >> 1) ^ -(bits & 1), position
@@ -187,16 +157,16 @@ class _Batch:
 
     def fixed(self, size: int) -> bytes:
         if len(self.value) - self.at < size:
-            raise _RowError(ErrorCode.TRUNCATED)
+            raise RowFailedError(ErrorCode.TRUNCATED)
         return self.value[self.at : self.at + size]
 
     def piece(self) -> tuple[bytes, int]:
         """Return the bytes at the current position, after their length, and where they end."""
         size, position = self.varint(self.at)
         if size < 0:
-            raise _RowError(ErrorCode.LENGTH)
+            raise RowFailedError(ErrorCode.LENGTH)
         if size > len(self.value) - position:
-            raise _RowError(ErrorCode.TRUNCATED)
+            raise RowFailedError(ErrorCode.TRUNCATED)
         return self.value[position : position + size], position + size
 
     def text(self) -> tuple[bytes, int]:
@@ -204,7 +174,7 @@ class _Batch:
         try:
             data.decode()
         except UnicodeDecodeError:
-            raise _RowError(ErrorCode.UTF8) from None
+            raise RowFailedError(ErrorCode.UTF8) from None
         return data, end
 
     def block(self, least: int) -> tuple[int, int]:
@@ -213,19 +183,19 @@ class _Batch:
         block_bytes = -1
         if count < 0:
             if count == -(1 << 63):
-                raise _RowError(ErrorCode.COUNT)
+                raise RowFailedError(ErrorCode.COUNT)
             count = -count
             block_bytes, position = self.varint(position)
             if block_bytes < 0:
-                raise _RowError(ErrorCode.LENGTH)
+                raise RowFailedError(ErrorCode.LENGTH)
             if block_bytes > len(self.value) - position:
-                raise _RowError(ErrorCode.TRUNCATED)
+                raise RowFailedError(ErrorCode.TRUNCATED)
         if least > 0:
             if count > (len(self.value) - position) // least:
-                raise _RowError(ErrorCode.COUNT)
+                raise RowFailedError(ErrorCode.COUNT)
         else:
             if count > ZERO_BYTE_ITEMS_MAX - self.zero_byte_items:
-                raise _RowError(ErrorCode.COUNT)
+                raise RowFailedError(ErrorCode.COUNT)
             self.zero_byte_items += count
         self.at = position
         return count, block_bytes
@@ -234,7 +204,7 @@ class _Batch:
         try:
             node = self.nodes[index]
             _DECODERS[node.op](self, node)
-        except _RowError as error:
+        except RowFailedError as error:
             if error.node < 0:
                 error.node = index
             raise
@@ -249,16 +219,16 @@ class _Batch:
     def boolean(self, node: Node) -> None:
         data = self.fixed(1)
         if data[0] > 1:
-            raise _RowError(ErrorCode.BOOLEAN)
+            raise RowFailedError(ErrorCode.BOOLEAN)
         self.append(node, data, self.at + 1)
 
     def number(self, node: Node) -> None:
         value, end = self.varint(self.at)
         is_int = node.op in (Op.INT, Op.INT_TO_LONG) or (node.op in (Op.LONG_TO_FLOAT, Op.LONG_TO_DOUBLE) and node.size)
-        if is_int and value not in _INT_RANGE:
-            raise _RowError(ErrorCode.INTEGER)
+        if is_int and value not in INT_RANGE:
+            raise RowFailedError(ErrorCode.INTEGER)
         if node.op == Op.LONG_TO_DOUBLE:
-            data = _DOUBLE.pack(value)
+            data = DOUBLE.pack(value)
         elif node.op == Op.LONG_TO_FLOAT:
             data = _float_bytes(value)
         else:
@@ -270,7 +240,7 @@ class _Batch:
         self.append(node, self.fixed(size), self.at + size)
 
     def float_to_double(self, node: Node) -> None:
-        self.append(node, _DOUBLE.pack(*_FLOAT.unpack(self.fixed(4))), self.at + 4)
+        self.append(node, DOUBLE.pack(*FLOAT.unpack(self.fixed(4))), self.at + 4)
 
     def bytes_value(self, node: Node) -> None:
         self.append(node, *self.piece())
@@ -281,9 +251,9 @@ class _Batch:
     def enum(self, node: Node) -> None:
         index, end = self.varint(self.at)
         if not 0 <= index < len(node.children):
-            raise _RowError(ErrorCode.SYMBOL)
+            raise RowFailedError(ErrorCode.SYMBOL)
         if node.children[index] < 0:
-            raise _RowError(ErrorCode.UNRESOLVED)
+            raise RowFailedError(ErrorCode.UNRESOLVED)
         self.append(node, self.constants[node.children[index]], end)
 
     def decimal(self, node: Node) -> None:
@@ -293,7 +263,7 @@ class _Batch:
             data, end = self.fixed(node.size), self.at + node.size
         number = int.from_bytes(data, "big", signed=True)
         if abs(number) >= int.from_bytes(self.constants[node.children[0]], "little"):
-            raise _RowError(ErrorCode.DECIMAL)
+            raise RowFailedError(ErrorCode.DECIMAL)
         self.append(node, number.to_bytes(self.builders[node.column].width, "little", signed=True), end)
 
     def record(self, node: Node) -> None:
@@ -308,7 +278,7 @@ class _Batch:
             count, _ = self.block(node.size)
             if count == 0:
                 break
-            _check_size(items.length + count)
+            check_size(items.length + count)
             for _ in range(count):
                 if node.op == Op.MAP:
                     key, end = self.text()
@@ -323,7 +293,7 @@ class _Batch:
     def union(self, node: Node) -> None:
         index, end = self.varint(self.at)
         if not 0 <= index < len(node.children):
-            raise _RowError(ErrorCode.BRANCH)
+            raise RowFailedError(ErrorCode.BRANCH)
         self.at = end
         self.decode(node.children[index])
 
@@ -344,7 +314,7 @@ class _Batch:
             self.value, self.at = value, at
 
     def fail(self, node: Node) -> None:
-        raise _RowError(ErrorCode.UNRESOLVED)
+        raise RowFailedError(ErrorCode.UNRESOLVED)
 
     def skip_fixed(self, node: Node) -> None:
         self.fixed(node.size)
@@ -382,7 +352,7 @@ def _float_bytes(value: int) -> bytes:
         magnitude = abs(value) >> low
         magnitude += rest > half or (rest == half and magnitude & 1)
         value = (magnitude << low) * (1 if value >= 0 else -1)
-    return _FLOAT.pack(value)
+    return FLOAT.pack(value)
 
 
 _DECODERS: dict[int, Callable[[_Batch, Node], None]] = {
@@ -417,159 +387,3 @@ _DECODERS: dict[int, Callable[[_Batch, Node], None]] = {
     Op.SKIP_MAP: _Batch.skip_items,
     Op.SKIP_UNION: _Batch.union,
 }
-
-
-class PlanEncoder:
-    """Encodes columns as Avro values by a plan. Column 0 is the root; the last node is the root."""
-
-    def __init__(self, nodes: Sequence[EncodeNode], constants: Sequence[bytes]) -> None:
-        self._nodes = nodes
-        self._constants = constants
-
-    def encode(
-        self, columns: Sequence[InputColumn], row_count: int, prefix: bytes
-    ) -> tuple[EncodedColumn, list[KernelError]]:
-        """Encode rows, with `prefix` before each value. A row that is null stays null.
-
-        Return the buffers of a binary column, and an error for each row that could not be encoded, which is null.
-        """
-        rows = _Rows(self._nodes, columns, self._constants)
-        values: list[bytes] = []
-        valid: list[bool] = []
-        errors = []
-        total = 0
-        for row in range(row_count):
-            value = b""
-            is_valid = not rows.is_null(0, row)
-            if is_valid:
-                try:
-                    value = prefix + rows.encode(len(self._nodes) - 1, row)
-                except _RowError as error:
-                    errors.append(KernelError(row, error.code, -1, error.node))
-                    is_valid = False
-            total += len(value)
-            _check_size(total)
-            values.append(value)
-            valid.append(is_valid)
-        ends = accumulate(map(len, values), initial=0)
-        offsets = struct.pack(f"={row_count + 1}i", *ends)
-        null_count = valid.count(False)
-        return EncodedColumn(null_count, _bits(valid) if null_count else None, offsets, b"".join(values)), errors
-
-
-class _Rows:
-    """One call of `encode`: the columns to read."""
-
-    def __init__(self, nodes: Sequence[EncodeNode], columns: Sequence[InputColumn], constants: Sequence[bytes]) -> None:
-        self.nodes, self.columns, self.constants = nodes, columns, constants
-        self.data = [None if c.data is None else memoryview(c.data).cast("B") for c in columns]
-        self.ends = [None if c.offsets is None else memoryview(c.offsets).cast("B").cast("i") for c in columns]
-        self.validity = [None if c.validity is None else memoryview(c.validity).cast("B") for c in columns]
-
-    def is_null(self, column: int, row: int) -> bool:
-        row += self.columns[column].first
-        validity = self.validity[column]
-        return validity is not None and not validity[row >> 3] >> (row & 7) & 1
-
-    def encode(self, index: int, row: int) -> bytes:
-        try:
-            return self.encode_node(self.nodes[index], row)
-        except _RowError as error:
-            if error.node < 0:
-                error.node = index
-            raise
-
-    def encode_node(self, node: EncodeNode, row: int) -> bytes:
-        if node.op == EncodeOp.NULL:
-            return b""
-        if node.op == EncodeOp.CONSTANT:
-            return self.constants[node.size]
-        if node.op == EncodeOp.MEMBERS:
-            return self.members(node, row)
-        if node.op == EncodeOp.NULLABLE:
-            if self.is_null(node.column, row):
-                return zigzag(node.size)
-            return zigzag(node.multiplier) + self.encode(node.children[0], row)
-        if self.is_null(node.column, row):
-            raise _RowError(ErrorCode.NULL)
-        if node.op == EncodeOp.RECORD:
-            return b"".join(self.encode(child, row) for child in node.children)
-        if node.op == EncodeOp.BRANCH:
-            return zigzag(node.size) + self.encode(node.children[0], row)
-        if node.op in (EncodeOp.ARRAY, EncodeOp.MAP):
-            start, end = self.span(node, row)
-            items = b"".join(self.encode(child, item) for item in range(start, end) for child in node.children)
-            return (zigzag(end - start) if end > start else b"") + items + b"\0"
-        return self.simple(node, row)
-
-    def members(self, node: EncodeNode, row: int) -> bytes:
-        chosen = []
-        if not self.is_null(node.column, row):
-            chosen = [child for child in node.children if not self.is_null(self.nodes[child].column, row)]
-        if len(chosen) > 1:
-            raise _RowError(ErrorCode.MEMBERS)
-        if chosen:
-            return self.encode(chosen[0], row)
-        if node.size < 0:
-            raise _RowError(ErrorCode.NULL)
-        return zigzag(node.size)
-
-    def span(self, node: EncodeNode, row: int) -> tuple[int, int]:
-        ends, first = self.ends[node.column], self.columns[node.column].first
-        assert ends is not None
-        return ends[first + row], ends[first + row + 1]
-
-    def bytes_at(self, node: EncodeNode, row: int) -> bytes:
-        column, data = self.columns[node.column], self.data[node.column]
-        if column.kind == Kind.BINARY:
-            start, end = self.span(node, row)
-            return b"" if data is None else bytes(data[start:end])
-        assert data is not None
-        start = (column.first + row) * column.width
-        return bytes(data[start : start + column.width])
-
-    def simple(self, node: EncodeNode, row: int) -> bytes:
-        column = self.columns[node.column]
-        if node.op == EncodeOp.BOOLEAN:
-            bits, bit = self.data[node.column], column.first + row
-            assert bits is not None
-            return bytes([bits[bit >> 3] >> (bit & 7) & 1])
-        data = self.bytes_at(node, row)
-        if node.op in (EncodeOp.INT, EncodeOp.LONG):
-            return self.integer(node, int.from_bytes(data, "little", signed=column.signed))
-        if node.op == EncodeOp.FLOAT_TO_DOUBLE:
-            return _DOUBLE.pack(*_FLOAT.unpack(data))
-        if node.op == EncodeOp.ENUM:
-            symbols = [self.constants[child] for child in node.children]
-            if data not in symbols:
-                raise _RowError(ErrorCode.SYMBOL)
-            return zigzag(symbols.index(data))
-        if node.op in (EncodeOp.BYTES, EncodeOp.STRING):
-            try:
-                if node.op == EncodeOp.STRING:
-                    data.decode()
-            except UnicodeDecodeError:
-                raise _RowError(ErrorCode.UTF8) from None
-            return zigzag(len(data)) + data
-        if node.op in (EncodeOp.DECIMAL_BYTES, EncodeOp.DECIMAL_FIXED):
-            return self.decimal(node, int.from_bytes(data, "little", signed=True))
-        if column.kind == Kind.BINARY and len(data) != node.size:
-            raise _RowError(ErrorCode.SIZE)
-        return data
-
-    def integer(self, node: EncodeNode, value: int) -> bytes:
-        value *= node.multiplier
-        if value not in _LONG_RANGE:
-            raise _RowError(ErrorCode.INTEGER)
-        value //= node.divisor
-        if node.op == EncodeOp.INT and value not in _INT_RANGE:
-            raise _RowError(ErrorCode.INTEGER)
-        return zigzag(value)
-
-    def decimal(self, node: EncodeNode, number: int) -> bytes:
-        if abs(number) >= int.from_bytes(self.constants[node.children[0]], "little"):
-            raise _RowError(ErrorCode.DECIMAL)
-        if node.op == EncodeOp.DECIMAL_FIXED:
-            return number.to_bytes(node.size, "big", signed=True)
-        size = (number if number >= 0 else ~number).bit_length() // 8 + 1
-        return zigzag(size) + number.to_bytes(size, "big", signed=True)
