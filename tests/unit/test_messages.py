@@ -202,6 +202,7 @@ def test_an_unsupported_version_is_named():
 # -- encoding and decoding ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_version
 def test_every_message_survives_encoding_and_decoding(cls, version, messages_of):
     @few
@@ -212,6 +213,7 @@ def test_every_message_survives_encoding_and_decoding(cls, version, messages_of)
     there_and_back()
 
 
+@pytest.mark.slow
 @every_version
 @needs_both_kernels
 def test_both_kernels_encode_and_decode_alike_even_damaged_bytes(cls, version, messages_of):
