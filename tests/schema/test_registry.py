@@ -60,8 +60,8 @@ def test_ours_reads_what_confluents_client_registered(ours, theirs, subject, sch
     assert ours.get_versions(subject) == [1]
     assert subject in ours.get_subjects()
     assert ours.get_subjects(subject[:12]) == [subject]
-    found = ours.lookup(subject, schema)
-    assert (found.id, found.version, found.schema) == (schema_id, 1, schema)
+    known = ours.lookup(subject, schema)
+    assert (known.id, known.version, known.schema) == (schema_id, 1, schema)
 
 
 @pytest.mark.behaviour("R01")

@@ -56,10 +56,11 @@ class SparkDriver:
         """The default master has many slots, because every held task takes one."""
         folder.mkdir(parents=True, exist_ok=True)
         self.local_dir = folder / "local"
+        java_options = jvm_options()
         self._settings = {
             **SETTINGS,
-            "spark.driver.extraJavaOptions": jvm_options(),
-            "spark.executor.extraJavaOptions": jvm_options(),
+            "spark.driver.extraJavaOptions": java_options,
+            "spark.executor.extraJavaOptions": java_options,
             "spark.local.dir": str(self.local_dir),
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             **{name.replace("__", "."): value for name, value in settings.items()},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.errors import SchemaError
-from headrace.schema._avro.layout import zigzag
+from headrace.schema._avro.layout import INT_RANGE, LONG_RANGE, zigzag
 from headrace.schema.avro_schema import (
     ArrayType,
     AvroSchema,
@@ -21,7 +21,7 @@ from headrace.schema.avro_schema import (
     describe,
 )
 
-_RANGES = {"int": range(-(1 << 31), 1 << 31), "long": range(-(1 << 63), 1 << 63)}
+_RANGES = {"int": INT_RANGE, "long": LONG_RANGE}
 
 
 def encode_default(schema: AvroSchema, value: Any) -> bytes:

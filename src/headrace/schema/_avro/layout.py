@@ -14,6 +14,8 @@ from headrace.wire.primitives import Buffer
 ZERO_BYTE_ITEMS_MAX = 4096
 """Items of arrays in one value that take no bytes: their count is not limited by the bytes that are there."""
 DECIMAL_BYTES = 32
+INT_RANGE = range(-(1 << 31), 1 << 31)
+LONG_RANGE = range(-(1 << 63), 1 << 63)
 COLUMN_BYTES_MAX = (1 << 31) - 1
 """Of Arrow's 32-bit offsets: data of a string column, items of a list column."""
 

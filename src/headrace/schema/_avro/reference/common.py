@@ -1,4 +1,4 @@
-"""What decoder and encoder share: errors of rows, limits, ranges, bits."""
+"""What decoder and encoder share: errors of rows, limits, bits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from headrace.schema._avro.layout import COLUMN_BYTES_MAX, ErrorCode
 
-INT_RANGE = range(-(1 << 31), 1 << 31)
-LONG_RANGE = range(-(1 << 63), 1 << 63)
 FLOAT = struct.Struct("<f")
 DOUBLE = struct.Struct("<d")
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from headrace.schema._avro.layout import (
+    INT_RANGE,
     ZERO_BYTE_ITEMS_MAX,
     Column,
     ColumnBuffers,
@@ -19,7 +20,7 @@ from headrace.schema._avro.layout import (
     Node,
     Op,
 )
-from headrace.schema._avro.reference.common import DOUBLE, FLOAT, INT_RANGE, RowFailedError, check_size, pack_bits
+from headrace.schema._avro.reference.common import DOUBLE, FLOAT, RowFailedError, check_size, pack_bits
 from headrace.wire.layout import BytesColumn
 
 

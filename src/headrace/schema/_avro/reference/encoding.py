@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from headrace.schema._avro.layout import (
+    INT_RANGE,
+    LONG_RANGE,
     EncodedColumn,
     EncodeNode,
     EncodeOp,
@@ -19,8 +21,6 @@ from headrace.schema._avro.layout import (
 from headrace.schema._avro.reference.common import (
     DOUBLE,
     FLOAT,
-    INT_RANGE,
-    LONG_RANGE,
     RowFailedError,
     check_size,
     pack_bits,
