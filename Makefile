@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 WIRE := src/headrace/wire
 DEMO_REPORT ?= build/demo.html
-KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx src/headrace/*/*/*.pyx src/headrace/*/*/*.h $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
+KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx src/headrace/*/*/*.pyx src/headrace/*/*/*.h src/headrace/*/*/*.pxi $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 SPARK := tests/spark tests/docs

@@ -12,9 +12,22 @@ from setuptools import Extension, setup
 
 WIRE = Path("src/headrace/wire")
 KERNEL = WIRE / "_kernel.pyx"
-SEND = Path("src/headrace/producer/_send/compiled.pyx")
-AVRO = Path("src/headrace/schema/_avro")
+SEND = Path("src/headrace/producer/_send")
+SCHEMA = Path("src/headrace/schema")
 PROMPT = Path("src/headrace/client/_prompt.pyx")
+SCHEMA_FORMATS = ("_avro",)
+
+
+def schema_codec(format: str) -> Extension:
+    """The compiled codec of a schema format, with the part that all formats share."""
+    folders = [SCHEMA / format, SCHEMA / "_plan"]
+    return Extension(
+        f"headrace.schema.{format}.compiled",
+        [str(SCHEMA / format / "compiled.pyx")],
+        include_dirs=[str(folder) for folder in folders],
+        depends=[str(path) for folder in folders for path in sorted(folder.glob("*.h"))],
+        extra_compile_args=["-O3"],
+    )
 
 
 def kernel() -> list[Extension]:
@@ -22,17 +35,17 @@ def kernel() -> list[Extension]:
         return []
     shared = [str(path) for pattern in ("*.h", "*.px[di]") for path in sorted(WIRE.glob(pattern))]
     extensions = [
-        *(
-            Extension(name, [str(source)], include_dirs=[str(WIRE)], depends=shared, extra_compile_args=["-O3"])
-            for name, source in (("headrace.wire._kernel", KERNEL), ("headrace.producer._send.compiled", SEND))
+        Extension(
+            "headrace.wire._kernel", [str(KERNEL)], include_dirs=[str(WIRE)], depends=shared, extra_compile_args=["-O3"]
         ),
         Extension(
-            "headrace.schema._avro.compiled",
-            [str(AVRO / "compiled.pyx")],
-            include_dirs=[str(AVRO)],
-            depends=[str(path) for path in sorted(AVRO.glob("*.h"))],
+            "headrace.producer._send.compiled",
+            [str(SEND / "compiled.pyx")],
+            include_dirs=[str(WIRE), str(SEND)],
+            depends=[*shared, str(SEND / "clock.h")],
             extra_compile_args=["-O3"],
         ),
+        *(schema_codec(format) for format in SCHEMA_FORMATS),
         Extension("headrace.client._prompt", [str(PROMPT)]),
     ]
     try:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import headrace
 from headrace.errors import SchemaError
 from headrace.schema._avro import layout, reference
+from headrace.schema._plan import layout as plan_layout
 from headrace.schema.avro import AvroDecoder, AvroEncoder, ErrorCode, derive_schema, parse_schema
 from headrace.schema.avro_resolution import project, resolve
 from headrace.schema.avro_schema import RecordType
@@ -371,9 +372,10 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 def test_the_numbers_in_the_header_are_those_of_the_layout():
-    header = (Path(headrace.__file__).parent / "schema" / "_avro" / "codec.h").read_text()
+    folder = Path(headrace.__file__).parent / "schema"
+    header = (folder / "_avro" / "codec.h").read_text() + (folder / "_plan" / "columns.h").read_text()
     for prefix, numbers, first in (
-        ("KIND", layout.Kind, 0),
+        ("KIND", plan_layout.Kind, 0),
         ("OP", layout.Op, 0),
         ("ENCODE", layout.EncodeOp, 0),
         ("ERROR", layout.ErrorCode, 1),

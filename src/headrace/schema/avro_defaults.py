@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.errors import SchemaError
-from headrace.schema._avro.layout import INT_RANGE, LONG_RANGE, zigzag
+from headrace.schema._avro.layout import zigzag
+from headrace.schema._plan.layout import INT_RANGE, LONG_RANGE
 from headrace.schema.avro_schema import (
     ArrayType,
     AvroSchema,

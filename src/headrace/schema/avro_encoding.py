@@ -1,6 +1,6 @@
 """How Arrow columns become Avro values, as a plan for the kernel.
 
-    schema, Arrow type → plan_encoding → EncodePlan → input_columns, _avro.PlanEncoder
+    schema, Arrow type → plan_encoding → EncodePlan → AvroEncoder
 
 Columns are matched with fields by name. A type that never fits is an error here. What fits for some values only is
 checked for each row: null where there is no null, integers out of range, long decimals, unknown symbols.
@@ -10,14 +10,14 @@ Times of another unit are converted: to a coarser one rounding down, as Spark do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from headrace.errors import SchemaError
-from headrace.schema._avro.layout import EncodeNode, EncodeOp, InputColumn, Kind, zigzag
+from headrace.schema._avro.layout import EncodeOp, zigzag
+from headrace.schema._plan.layout import EncodeNode
 from headrace.schema.avro_defaults import encode_default
-from headrace.schema.avro_resolution import decimal_limit, kind_of
+from headrace.schema.avro_resolution import decimal_limit
 from headrace.schema.avro_schema import (
     ArrayType,
     AvroSchema,
@@ -31,26 +31,10 @@ from headrace.schema.avro_schema import (
     describe,
     shorten,
 )
+from headrace.schema.codec import EncodePlan
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LOGICAL_UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnSource:
-    """Where a column comes from: a child of another one; cast to a type that the kernel can read, if necessary."""
-
-    parent: int
-    child: int | str  # the index of a field, or "values", "keys", "items"
-    cast: pa.DataType | None
-
-
-@dataclass(slots=True)
-class EncodePlan:
-    nodes: list[EncodeNode] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    constants: list[bytes] = field(default_factory=list)
-    sources: list[ColumnSource] = field(default_factory=list)
 
 
 def plan_encoding(schema: AvroSchema, data_type: pa.DataType) -> EncodePlan:
@@ -60,68 +44,13 @@ def plan_encoding(schema: AvroSchema, data_type: pa.DataType) -> EncodePlan:
     return plan
 
 
-def input_columns(plan: EncodePlan, values: pa.Array) -> list[InputColumn]:
-    """Return the buffers of the columns that a plan uses."""
-    arrays: list[pa.Array] = []
-    columns: list[InputColumn] = []
-    for source in plan.sources:
-        array = values if source.parent < 0 else _child(arrays[source.parent], source.child)
-        if source.cast is not None:
-            array = array.cast(source.cast)
-        arrays.append(array)
-        columns.append(_input_column(array))
-    return columns
-
-
-def _child(array: pa.Array, child: int | str) -> pa.Array:
-    if isinstance(child, int):
-        return array.field(child)
-    return {"values": lambda: array.values, "keys": lambda: array.keys, "items": lambda: array.items}[child]()
-
-
-def _input_column(array: pa.Array) -> InputColumn:
-    kind, width = kind_of(array.type)
-    if kind == Kind.NULL:
-        return InputColumn(kind, 0, True, 0, None, None, None, ())
-    buffers = array.buffers()
-    offsets = data = None
-    if kind in (Kind.BINARY, Kind.LIST):
-        offsets = buffers[1] if buffers[1] is not None and len(buffers[1]) else bytes(4)
-    if kind in (Kind.BOOLEAN, Kind.FIXED, Kind.BINARY):
-        data = buffers[2 if kind == Kind.BINARY else 1]
-        data = b"" if data is None else data
-    signed = not pa.types.is_unsigned_integer(array.type)
-    return InputColumn(kind, width, signed, array.offset, buffers[0] if array.null_count else None, offsets, data, ())
-
-
-def _readable(data_type: pa.DataType) -> pa.DataType:
-    """Return the type to cast a column to, so that the kernel can read it."""
-    types = pa.types
-    if types.is_dictionary(data_type):
-        return _readable(data_type.value_type)
-    if types.is_large_string(data_type) or types.is_string_view(data_type):
-        return pa.string()
-    if types.is_large_binary(data_type) or types.is_binary_view(data_type):
-        return pa.binary()
-    if types.is_large_list(data_type) or types.is_fixed_size_list(data_type):
-        return pa.list_(data_type.value_field)
-    if types.is_float16(data_type):
-        return pa.float32()
-    return pa.date32() if types.is_date64(data_type) else data_type
-
-
 class _Planner:
     def __init__(self, plan: EncodePlan) -> None:
         self._plan = plan
 
     def root(self, schema: AvroSchema, data_type: pa.DataType) -> None:
-        column, readable = self._column(-1, 0, data_type)
+        column, readable = self._plan.add_source(-1, 0, data_type)
         self._value(schema, column, readable, "")
-
-    def _column(self, parent: int, child: int | str, data_type: pa.DataType) -> tuple[int, pa.DataType]:
-        readable = _readable(data_type)
-        self._plan.sources.append(ColumnSource(parent, child, None if readable == data_type else readable))
-        return len(self._plan.sources) - 1, readable
 
     def _value(self, schema: AvroSchema, column: int, data_type: pa.DataType, path: str) -> int:
         """Add the nodes that encode a column; return the index of the last."""
@@ -130,19 +59,19 @@ class _Planner:
         if isinstance(schema, RecordType):
             return self._record(schema, column, data_type, path)
         if isinstance(schema, ArrayType) and pa.types.is_list(data_type):
-            items, item_type = self._column(column, "values", data_type.value_type)
+            items, item_type = self._plan.add_source(column, "values", data_type.value_type)
             child = self._value(schema.items, items, item_type, f"{path}[]")
             return self._add(EncodeOp.ARRAY, column, path, children=[child])
         if isinstance(schema, MapType) and pa.types.is_map(data_type):
-            keys, key_type = self._column(column, "keys", data_type.key_type)
-            items, item_type = self._column(column, "items", data_type.item_type)
+            keys, key_type = self._plan.add_source(column, "keys", data_type.key_type)
+            items, item_type = self._plan.add_source(column, "items", data_type.item_type)
             children = [
                 self._value(PrimitiveType("string"), keys, key_type, f"{path}{{}}"),
                 self._value(schema.values, items, item_type, f"{path}{{}}"),
             ]
             return self._add(EncodeOp.MAP, column, path, children=children)
         if isinstance(schema, EnumType) and pa.types.is_string(data_type):
-            symbols = [self._constant(symbol.encode()) for symbol in schema.symbols]
+            symbols = [self._plan.add_constant(symbol.encode()) for symbol in schema.symbols]
             return self._add(EncodeOp.ENUM, column, path, children=symbols)
         if isinstance(schema, FixedType):
             return self._fixed(schema, column, data_type, path)
@@ -153,13 +82,13 @@ class _Planner:
     def _union(self, schema: UnionType, column: int, data_type: pa.DataType, path: str) -> int:
         null_index, members = schema.null_index, schema.members
         if pa.types.is_null(data_type) and null_index >= 0:
-            return self._add(EncodeOp.CONSTANT, column, path, self._constant(zigzag(null_index)))
+            return self._add(EncodeOp.CONSTANT, column, path, self._plan.add_constant(zigzag(null_index)))
         if len(members) > 1 and pa.types.is_struct(data_type):
             names = [entry.name for entry in data_type]
             if names == [f"member{i}" for i in range(len(members))]:
                 children = []
                 for i, index in enumerate(members):
-                    member, member_type = self._column(column, i, data_type.field(i).type)
+                    member, member_type = self._plan.add_source(column, i, data_type.field(i).type)
                     child = self._value(schema.branches[index], member, member_type, path)
                     children.append(self._add(EncodeOp.BRANCH, member, path, index, [child]))
                 return self._add(EncodeOp.MEMBERS, column, path, null_index, children)
@@ -192,14 +121,14 @@ class _Planner:
             inner = f"{path}.{entry.name}" if path else entry.name
             if entry.name in names:
                 index = names.index(entry.name)
-                child, child_type = self._column(column, index, data_type.field(index).type)
+                child, child_type = self._plan.add_source(column, index, data_type.field(index).type)
                 children.append(self._value(entry.type, child, child_type, inner))
             elif isinstance(entry.default, NoDefault):
                 raise SchemaError(
                     f"no column for field {inner} of the Avro schema, which has no default; add the column"
                 )
             else:
-                constant = self._constant(encode_default(entry.type, entry.default))
+                constant = self._plan.add_constant(encode_default(entry.type, entry.default))
                 children.append(self._add(EncodeOp.CONSTANT, column, inner, constant))
         return self._add(EncodeOp.RECORD, column, path, children=children)
 
@@ -217,7 +146,7 @@ class _Planner:
         assert logical is not None
         if data_type.scale != logical.scale or data_type.bit_width not in (128, 256):
             raise self._error(schema, data_type, path)
-        limit = self._constant(decimal_limit(logical.precision))
+        limit = self._plan.add_constant(decimal_limit(logical.precision))
         if isinstance(schema, FixedType):
             return self._add(EncodeOp.DECIMAL_FIXED, column, path, schema.size, [limit])
         return self._add(EncodeOp.DECIMAL_BYTES, column, path, 0, [limit])
@@ -259,10 +188,6 @@ class _Planner:
         self._plan.nodes.append(EncodeNode(op, column, size, *factors, tuple(children)))
         self._plan.paths.append(path)
         return len(self._plan.nodes) - 1
-
-    def _constant(self, data: bytes) -> int:
-        self._plan.constants.append(data)
-        return len(self._plan.constants) - 1
 
     def _error(self, schema: AvroSchema, data_type: pa.DataType, path: str) -> SchemaError:
         where = f"column {path}: " if path else ""

@@ -1,6 +1,6 @@
 """Schema resolution: how bytes of a writer's schema become columns of a reader's schema, as a plan for the kernel.
 
-    writer's schema, reader's schema → resolve → DecodePlan → _avro.PlanDecoder
+    writer's schema, reader's schema → resolve → DecodePlan → AvroDecoder
     reader's schema, names of columns → project → reader's schema with these fields only
 
 The rules are those of Avro's specification: fields by name or alias, defaults for missing fields, promotion of numbers
@@ -17,12 +17,11 @@ fails here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-
-import pyarrow as pa
+from dataclasses import replace
 
 from headrace.errors import SchemaError
-from headrace.schema._avro.layout import DECIMAL_BYTES, Column, Kind, Node, Op
+from headrace.schema._avro.layout import DECIMAL_BYTES, Op
+from headrace.schema._plan.layout import Node
 from headrace.schema.avro_defaults import encode_default
 from headrace.schema.avro_schema import (
     ArrayType,
@@ -39,6 +38,7 @@ from headrace.schema.avro_schema import (
     shorten,
 )
 from headrace.schema.avro_types import arrow_type
+from headrace.schema.codec import DecodePlan
 
 NODES_MAX = 100_000
 
@@ -63,22 +63,9 @@ _PROMOTIONS = {
 _FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
-@dataclass(slots=True)
-class DecodePlan:
-    """Nodes, columns and constants for the kernel; the path of the field of each node, for errors."""
-
-    arrow_type: pa.DataType
-    nodes: list[Node] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    columns: list[Column] = field(default_factory=list)
-    constants: list[bytes] = field(default_factory=list)
-
-
 def resolve(writer: AvroSchema, reader: AvroSchema) -> DecodePlan:
     """Return the plan to decode values of the writer's schema as the reader's."""
     plan = DecodePlan(arrow_type(reader))
-    # The root is nullable, whatever the schema says: a row that cannot be decoded is null.
-    _add_column(plan, plan.arrow_type, True)
     try:
         _Resolver(plan).value(writer, reader, 0, "")
     except _PlanTooLargeError:
@@ -138,41 +125,6 @@ def least_bytes(schema: AvroSchema) -> int:
 def decimal_limit(precision: int) -> bytes:
     """Return the first absolute value with more digits, as the kernel compares it."""
     return int(10**precision).to_bytes(DECIMAL_BYTES, "little")
-
-
-def kind_of(data_type: pa.DataType) -> tuple[Kind, int]:
-    """Return how values of an Arrow type are stored, and in how many bytes if this is fixed."""
-    if pa.types.is_null(data_type):
-        return Kind.NULL, 0
-    if pa.types.is_boolean(data_type):
-        return Kind.BOOLEAN, 1
-    if pa.types.is_struct(data_type):
-        return Kind.STRUCT, 0
-    if pa.types.is_list(data_type) or pa.types.is_map(data_type):
-        return Kind.LIST, 0
-    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
-        return Kind.BINARY, 0
-    width = data_type.byte_width if pa.types.is_fixed_size_binary(data_type) else data_type.bit_width // 8
-    return Kind.FIXED, width
-
-
-def fields_of(data_type: pa.DataType) -> list[pa.Field]:
-    """Return the fields of the child columns of an Arrow type."""
-    if pa.types.is_map(data_type):
-        entries = pa.struct([pa.field("key", data_type.key_type, nullable=False), data_type.item_field])
-        return [pa.field("entries", entries, nullable=False)]
-    if pa.types.is_list(data_type):
-        return [data_type.value_field]
-    return list(data_type) if pa.types.is_struct(data_type) else []
-
-
-def _add_column(plan: DecodePlan, data_type: pa.DataType, nullable: bool) -> int:
-    index = len(plan.columns)
-    kind, width = kind_of(data_type)
-    plan.columns.append(Column(kind, width, nullable, ()))
-    children = tuple(_add_column(plan, child.type, child.nullable) for child in fields_of(data_type))
-    plan.columns[index] = Column(kind, width, nullable and kind != Kind.NULL, children)
-    return index
 
 
 def _join(path: str, name: str) -> str:

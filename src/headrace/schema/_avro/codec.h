@@ -1,5 +1,5 @@
-/* What decode.h and encode.h share: numbers of `layout.py`, nodes of plans, varints, UTF-8 and decimals. These are the inner
-   loops of the Avro codec, without Python; `reference/` defines their behaviour.
+/* What decode.h and encode.h share: numbers of `layout.py`, varints and decimals. These are the inner loops of the Avro
+   codec, without Python; `reference/` defines their behaviour.
 
    A function returns 0, the code of an error of the row (> 0), or a reason to give up on the batch (< 0). After an error
    `at` is where the value that could not be decoded begins. */
@@ -7,11 +7,7 @@
 #ifndef HEADRACE_AVRO_CODEC_H
 #define HEADRACE_AVRO_CODEC_H
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum { KIND_NULL, KIND_BOOLEAN, KIND_FIXED, KIND_BINARY, KIND_LIST, KIND_STRUCT };
+#include "columns.h"
 
 enum {
     OP_NULL, OP_BOOLEAN, OP_INT, OP_LONG, OP_FLOAT, OP_DOUBLE, OP_INT_TO_LONG, OP_LONG_TO_FLOAT, OP_LONG_TO_DOUBLE,
@@ -31,23 +27,10 @@ enum {
     ERROR_DECIMAL, ERROR_UNRESOLVED, ERROR_NULL, ERROR_SIZE, ERROR_MEMBERS, ERROR_SKIP
 };
 
-enum { FATAL_MEMORY = -1, FATAL_TOO_LARGE = -2 };
-
 #define HR_ZERO_BYTE_ITEMS_MAX 4096
 #define HR_DECIMAL_BYTES 32
-#define HR_TRY(call) do { int hr_code_ = (call); if (__builtin_expect(hr_code_ != 0, 0)) return hr_code_; } while (0)
-#define HR_LIKELY(x) __builtin_expect(!!(x), 1)
-#define HR_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-typedef struct { const uint8_t *data; int64_t size; } hr_constant;
-
-typedef struct {
-    int32_t op, column, child_count;
-    int64_t size, multiplier, divisor;
-    int32_t *children;
-} hr_node;
-
-/* ---- varints, UTF-8, decimals ---- */
+/* ---- varints, decimals ---- */
 
 static inline int hr_varint(const uint8_t **at, const uint8_t *end, int64_t *value) {
     const uint8_t *p = *at;
@@ -72,40 +55,6 @@ static inline int hr_varint(const uint8_t **at, const uint8_t *end, int64_t *val
     return 0;
 }
 
-static int hr_is_utf8(const uint8_t *p, int64_t size) {
-    const uint8_t *end = p + size;
-    while (p < end) {
-        uint8_t lead;
-        while (end - p >= 8) {
-            uint64_t word;
-            memcpy(&word, p, 8);
-            if (word & 0x8080808080808080ULL) break;
-            p += 8;
-        }
-        if (p == end) break;
-        lead = *p;
-        if (lead < 0x80) {
-            p++;
-        } else if (lead < 0xC2) {
-            return 0;
-        } else if (lead < 0xE0) {
-            if (end - p < 2 || (p[1] & 0xC0) != 0x80) return 0;
-            p += 2;
-        } else if (lead < 0xF0) {
-            if (end - p < 3 || (p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80) return 0;
-            if ((lead == 0xE0 && p[1] < 0xA0) || (lead == 0xED && p[1] > 0x9F)) return 0;
-            p += 3;
-        } else if (lead < 0xF5) {
-            if (end - p < 4 || (p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80 || (p[3] & 0xC0) != 0x80) return 0;
-            if ((lead == 0xF0 && p[1] < 0x90) || (lead == 0xF4 && p[1] > 0x8F)) return 0;
-            p += 4;
-        } else {
-            return 0;
-        }
-    }
-    return 1;
-}
-
 /* Whether a little-endian number of 32 bytes is below the limit, apart from its sign. */
 static int hr_decimal_fits(const uint8_t *number, const uint8_t *limit) {
     uint8_t magnitude[HR_DECIMAL_BYTES];
@@ -121,15 +70,6 @@ static int hr_decimal_fits(const uint8_t *number, const uint8_t *limit) {
     }
     for (i = HR_DECIMAL_BYTES - 1; i >= 0; i--)
         if (magnitude[i] != limit[i]) return magnitude[i] < limit[i];
-    return 0;
-}
-
-/* ---- memory ---- */
-
-static int hr_resize(void **memory, int64_t bytes) {
-    void *larger = realloc(*memory, bytes > 0 ? (size_t)bytes : 1);
-    if (larger == NULL) return FATAL_MEMORY;
-    *memory = larger;
     return 0;
 }
 

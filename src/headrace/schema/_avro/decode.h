@@ -6,16 +6,6 @@
 #include "codec.h"
 
 typedef struct {
-    int32_t kind, width, nullable, child_count;
-    int32_t *children;
-    int64_t length, null_count, capacity;
-    uint8_t *valid;   /* a byte for each value, until hr_pack */
-    uint8_t *data;
-    int64_t data_size, data_capacity;  /* of a binary column */
-    int32_t *offsets;
-} hr_column;
-
-typedef struct {
     const hr_node *nodes;
     hr_column *columns;
     const hr_constant *constants;
@@ -24,83 +14,14 @@ typedef struct {
     int32_t failed_node;
 } hr_decoder;
 
-static int hr_grow(hr_column *column, int64_t capacity) {
-    if (capacity < 16) capacity = 16;
-    if (column->nullable) HR_TRY(hr_resize((void **)&column->valid, capacity));
-    if (column->kind == KIND_BOOLEAN || column->kind == KIND_FIXED)
-        HR_TRY(hr_resize((void **)&column->data, capacity * column->width));
-    if (column->kind == KIND_BINARY || column->kind == KIND_LIST) {
-        int is_new = column->offsets == NULL;
-        HR_TRY(hr_resize((void **)&column->offsets, (capacity + 1) * 4));
-        if (is_new) column->offsets[0] = 0;
-    }
-    column->capacity = capacity;
+static inline int hr_start_batch(hr_decoder *d) {
+    (void)d;
     return 0;
 }
 
-/* Make room for one more value. */
-static inline int hr_room(hr_column *column) {
-    if (HR_LIKELY(column->length < column->capacity)) return 0;
-    if (column->length >= INT32_MAX) return FATAL_TOO_LARGE;
-    return hr_grow(column, column->length * 2);
-}
+static inline void hr_start_row(hr_decoder *d) { d->zero_byte_items = 0; }
 
-static inline void hr_appended(hr_column *column) {
-    if (column->nullable) column->valid[column->length] = 1;
-    column->length++;
-}
-
-static inline int hr_append_bytes(hr_column *column, const uint8_t *data, int64_t size) {
-    int64_t total = column->data_size + size;
-    HR_TRY(hr_room(column));
-    if (HR_UNLIKELY(total > column->data_capacity)) {
-        int64_t capacity = total < 64 ? 128 : total * 2;
-        if (total > INT32_MAX) return FATAL_TOO_LARGE;
-        if (capacity > INT32_MAX) capacity = INT32_MAX;
-        HR_TRY(hr_resize((void **)&column->data, capacity));
-        column->data_capacity = capacity;
-    }
-    if (size) memcpy(column->data + column->data_size, data, (size_t)size);
-    column->data_size = total;
-    column->offsets[column->length + 1] = (int32_t)total;
-    hr_appended(column);
-    return 0;
-}
-
-static int hr_append_null(hr_decoder *d, int32_t index) {
-    hr_column *column = &d->columns[index];
-    int32_t i;
-    HR_TRY(hr_room(column));
-    switch (column->kind) {
-    case KIND_BOOLEAN: case KIND_FIXED:
-        memset(column->data + column->length * column->width, 0, (size_t)column->width);
-        break;
-    case KIND_BINARY: case KIND_LIST:
-        column->offsets[column->length + 1] = column->offsets[column->length];
-        break;
-    case KIND_STRUCT:
-        for (i = 0; i < column->child_count; i++) HR_TRY(hr_append_null(d, column->children[i]));
-        break;
-    }
-    if (column->nullable) column->valid[column->length] = 0;
-    column->null_count++;
-    column->length++;
-    return 0;
-}
-
-/* Remove everything after the first `length` values, also what an unfinished value has left in the children. */
-static void hr_truncate(hr_decoder *d, int32_t index, int64_t length) {
-    hr_column *column = &d->columns[index];
-    int64_t row;
-    int32_t i;
-    if (column->nullable)
-        for (row = length; row < column->length; row++) column->null_count -= !column->valid[row];
-    if (column->kind == KIND_BINARY) column->data_size = column->offsets ? column->offsets[length] : 0;
-    if (column->kind == KIND_LIST) hr_truncate(d, column->children[0], column->offsets ? column->offsets[length] : 0);
-    if (column->kind == KIND_STRUCT)
-        for (i = 0; i < column->child_count; i++) hr_truncate(d, column->children[i], length);
-    if (column->length > length) column->length = length;
-}
+static inline void hr_end_batch(hr_decoder *d) { (void)d; }
 
 /* Read the head of a block of an array or map; `block_bytes` is -1 if the block does not say how long it is. */
 static int hr_block(hr_decoder *d, int64_t least, int64_t *count, int64_t *block_bytes) {
@@ -208,7 +129,7 @@ static int hr_decode_node(hr_decoder *d, const hr_node *node) {
     int32_t i;
     switch (node->op) {
     case OP_NULL:
-        return hr_append_null(d, node->column);
+        return hr_append_null(d->columns, node->column);
     case OP_BOOLEAN:
         if (HR_UNLIKELY(p == d->end)) return ERROR_TRUNCATED;
         if (HR_UNLIKELY(*p > 1)) return ERROR_BOOLEAN;
@@ -300,7 +221,7 @@ static int hr_decode_node(hr_decoder *d, const hr_node *node) {
     case OP_MEMBER:
         HR_TRY(hr_decode(d, node->children[0]));
         for (i = 0; i < column->child_count; i++)
-            if (i != node->size) HR_TRY(hr_append_null(d, column->children[i]));
+            if (i != node->size) HR_TRY(hr_append_null(d->columns, column->children[i]));
         HR_TRY(hr_room(column));
         hr_appended(column);
         return 0;
@@ -341,21 +262,6 @@ static int hr_decode(hr_decoder *d, int32_t index) {
     int code = hr_decode_node(d, &d->nodes[index]);
     if (HR_UNLIKELY(code != 0) && d->failed_node < 0) d->failed_node = index;
     return code;
-}
-
-/* Turn bytes into bits, in place. */
-static void hr_pack(uint8_t *bytes, int64_t length) {
-    int64_t i, full = length / 8;
-    for (i = 0; i < full; i++) {
-        uint64_t word;
-        memcpy(&word, bytes + i * 8, 8);
-        bytes[i] = (uint8_t)((word * 0x0102040810204080ULL) >> 56);
-    }
-    if (length % 8) {
-        uint8_t last = 0;
-        for (i = 0; i < length % 8; i++) last |= (uint8_t)(bytes[full * 8 + i] << i);
-        bytes[full] = last;
-    }
 }
 
 #endif

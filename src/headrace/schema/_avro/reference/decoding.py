@@ -1,145 +1,31 @@
-"""Decoding: plans interpreted, values appended to columns.
-
-A damaged row does not fail the batch: everything it has left in the columns is removed, the row is null, and its error
-is returned. An error's position is where the value begins that could not be decoded.
-"""
+"""Decoding Avro: the operations of plans."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
 
-from headrace.schema._avro.layout import (
-    INT_RANGE,
-    ZERO_BYTE_ITEMS_MAX,
-    Column,
-    ColumnBuffers,
-    ErrorCode,
-    KernelError,
-    Kind,
-    Node,
-    Op,
-)
-from headrace.schema._avro.reference.common import DOUBLE, FLOAT, RowFailedError, check_size, pack_bits
-from headrace.wire.layout import BytesColumn
+from headrace.schema._avro.layout import ZERO_BYTE_ITEMS_MAX, ErrorCode, Op
+from headrace.schema._plan import reference
+from headrace.schema._plan.layout import INT_RANGE, Column, Node
+from headrace.schema._plan.reference import RowFailedError, check_size
+
+FLOAT = struct.Struct("<f")
+DOUBLE = struct.Struct("<d")
 
 
-class _Builder:
-    """A column while it is filled: a list of bytes objects or numbers, and where they end."""
-
-    def __init__(self, column: Column) -> None:
-        self.kind, self.width, self.nullable, self.children = column
-        self.valid: list[bool] = []
-        self.data = bytearray()  # of a boolean column a byte for each value
-        self.ends: list[int] = [0]  # offsets
-
-    @property
-    def length(self) -> int:
-        return len(self.valid)
-
-    def append(self, data: bytes = b"") -> None:
-        self.data += data
-        if self.kind == Kind.BINARY:
-            check_size(len(self.data))
-            self.ends.append(len(self.data))
-        self.valid.append(True)
-
-    def finish(self) -> ColumnBuffers:
-        null_count = self.valid.count(False) if self.nullable else 0
-        validity = pack_bits(self.valid) if null_count and self.kind != Kind.NULL else None
-        offsets = struct.pack(f"={len(self.ends)}i", *self.ends) if self.kind in (Kind.BINARY, Kind.LIST) else None
-        data = None
-        if self.kind == Kind.BOOLEAN:
-            data = pack_bits(self.data)
-        elif self.kind in (Kind.FIXED, Kind.BINARY):
-            data = bytes(self.data)
-        return ColumnBuffers(self.length, null_count, validity, offsets, data)
-
-
-class PlanDecoder:
-    """Decodes Avro values by a plan. Column 0 is the root, and nullable; the last node is the root."""
+class _Batch(reference.BatchDecoder):
+    SKIP = ErrorCode.SKIP
 
     def __init__(self, nodes: Sequence[Node], columns: Sequence[Column], constants: Sequence[bytes]) -> None:
-        self._nodes = nodes
-        self._columns = columns
-        self._constants = constants
-
-    def decode(self, values: BytesColumn, row_count: int, skip: int) -> tuple[list[ColumnBuffers], list[KernelError]]:
-        """Decode the values of a binary column, from byte `skip` of each on.
-
-        Return the buffers of all columns, and an error for each row that could not be decoded, which is null.
-        """
-        batch = _Batch(self._nodes, self._columns, self._constants)
-        errors = []
-        for row, value in enumerate(_values(values, row_count)):
-            if value is None:
-                batch.append_null(0)
-                continue
-            try:
-                batch.decode_row(value, skip)
-            except RowFailedError as error:
-                errors.append(KernelError(row, error.code, batch.at, error.node))
-                batch.truncate(0, row)
-                batch.append_null(0)
-        return [builder.finish() for builder in batch.builders], errors
-
-
-def _values(column: BytesColumn, row_count: int) -> list[bytes | None]:
-    ends = memoryview(column.offsets).cast("B").cast("q" if column.large else "i")
-    data = memoryview(column.data)
-    validity = None if column.validity is None else memoryview(column.validity)
-    rows = range(column.first, column.first + row_count)
-    return [
-        bytes(data[ends[row] : ends[row + 1]]) if validity is None or validity[row >> 3] >> (row & 7) & 1 else None
-        for row in rows
-    ]
-
-
-class _Batch:
-    """One call of `decode`: the columns, and the value that is read."""
-
-    def __init__(self, nodes: Sequence[Node], columns: Sequence[Column], constants: Sequence[bytes]) -> None:
-        self.nodes, self.constants = nodes, constants
-        self.builders = [_Builder(column) for column in columns]
-        self.value = b""
-        self.at = 0
+        super().__init__(nodes, columns, constants)
         self.zero_byte_items = 0
 
-    def decode_row(self, value: bytes, skip: int) -> None:
-        self.value, self.at, self.zero_byte_items = value, skip, 0
-        if len(value) < skip:
-            self.at = len(value)
-            error = RowFailedError(ErrorCode.SKIP)
-            error.node = len(self.nodes) - 1
-            raise error
-        self.decode(len(self.nodes) - 1)
+    def start_row(self) -> None:
+        self.zero_byte_items = 0
 
-    def append_null(self, index: int) -> None:
-        builder = self.builders[index]
-        if builder.kind in (Kind.BOOLEAN, Kind.FIXED):
-            builder.data += bytes(builder.width)
-        elif builder.kind in (Kind.BINARY, Kind.LIST):
-            builder.ends.append(builder.ends[-1])
-        elif builder.kind == Kind.STRUCT:
-            for child in builder.children:
-                self.append_null(child)
-        builder.valid.append(False)
-
-    def truncate(self, index: int, length: int) -> None:
-        """Remove everything after the first `length` values, also what an unfinished value has left in the children."""
-        builder = self.builders[index]
-        if builder.kind in (Kind.BINARY, Kind.LIST):
-            del builder.ends[length + 1 :]
-        if builder.kind == Kind.BINARY:
-            del builder.data[builder.ends[-1] :]
-        elif builder.kind == Kind.LIST:
-            self.truncate(builder.children[0], builder.ends[-1])
-        elif builder.kind == Kind.STRUCT:
-            for child in builder.children:
-                self.truncate(child, length)
-        else:
-            del builder.data[length * builder.width :]
-        del builder.valid[length:]
+    def decode_node(self, node: Node) -> None:
+        _DECODERS[node.op](self, node)
 
     def varint(self, position: int) -> tuple[int, int]:
         """Return the number at a position, and where it ends."""
@@ -200,15 +86,6 @@ class _Batch:
             self.zero_byte_items += count
         self.at = position
         return count, block_bytes
-
-    def decode(self, index: int) -> None:
-        try:
-            node = self.nodes[index]
-            _DECODERS[node.op](self, node)
-        except RowFailedError as error:
-            if error.node < 0:
-                error.node = index
-            raise
 
     def append(self, node: Node, data: bytes, end: int) -> None:
         self.builders[node.column].append(data)
@@ -388,3 +265,9 @@ _DECODERS: dict[int, Callable[[_Batch, Node], None]] = {
     Op.SKIP_MAP: _Batch.skip_items,
     Op.SKIP_UNION: _Batch.union,
 }
+
+
+class PlanDecoder(reference.PlanDecoder):
+    """Decodes Avro values by a plan."""
+
+    _batch_decoder = _Batch

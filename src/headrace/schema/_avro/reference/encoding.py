@@ -1,92 +1,15 @@
-"""Encoding: plans interpreted, values taken from columns. A row that cannot be encoded is null, with an error."""
+"""Encoding Avro: the operations of plans."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-from itertools import accumulate
-
-from headrace.schema._avro.layout import (
-    INT_RANGE,
-    LONG_RANGE,
-    EncodedColumn,
-    EncodeNode,
-    EncodeOp,
-    ErrorCode,
-    InputColumn,
-    KernelError,
-    Kind,
-    zigzag,
-)
-from headrace.schema._avro.reference.common import (
-    DOUBLE,
-    FLOAT,
-    RowFailedError,
-    check_size,
-    pack_bits,
-)
+from headrace.schema._avro.layout import EncodeOp, ErrorCode, zigzag
+from headrace.schema._avro.reference.decoding import DOUBLE, FLOAT
+from headrace.schema._plan import reference
+from headrace.schema._plan.layout import INT_RANGE, LONG_RANGE, EncodeNode, Kind
+from headrace.schema._plan.reference import RowFailedError
 
 
-class PlanEncoder:
-    """Encodes columns as Avro values by a plan. Column 0 is the root; the last node is the root."""
-
-    def __init__(self, nodes: Sequence[EncodeNode], constants: Sequence[bytes]) -> None:
-        self._nodes = nodes
-        self._constants = constants
-
-    def encode(
-        self, columns: Sequence[InputColumn], row_count: int, prefix: bytes
-    ) -> tuple[EncodedColumn, list[KernelError]]:
-        """Encode rows, with `prefix` before each value. A row that is null stays null.
-
-        Return the buffers of a binary column, and an error for each row that could not be encoded, which is null.
-        """
-        rows = _Rows(self._nodes, columns, self._constants)
-        values: list[bytes] = []
-        valid: list[bool] = []
-        errors = []
-        total = 0
-        for row in range(row_count):
-            value = b""
-            is_valid = not rows.is_null(0, row)
-            if is_valid:
-                try:
-                    value = prefix + rows.encode(len(self._nodes) - 1, row)
-                except RowFailedError as error:
-                    errors.append(KernelError(row, error.code, -1, error.node))
-                    is_valid = False
-            total += len(value)
-            check_size(total)
-            values.append(value)
-            valid.append(is_valid)
-        ends = accumulate(map(len, values), initial=0)
-        offsets = struct.pack(f"={row_count + 1}i", *ends)
-        null_count = valid.count(False)
-        return EncodedColumn(null_count, pack_bits(valid) if null_count else None, offsets, b"".join(values)), errors
-
-
-class _Rows:
-    """One call of `encode`: the columns to read."""
-
-    def __init__(self, nodes: Sequence[EncodeNode], columns: Sequence[InputColumn], constants: Sequence[bytes]) -> None:
-        self.nodes, self.columns, self.constants = nodes, columns, constants
-        self.data = [None if c.data is None else memoryview(c.data).cast("B") for c in columns]
-        self.ends = [None if c.offsets is None else memoryview(c.offsets).cast("B").cast("i") for c in columns]
-        self.validity = [None if c.validity is None else memoryview(c.validity).cast("B") for c in columns]
-
-    def is_null(self, column: int, row: int) -> bool:
-        row += self.columns[column].first
-        validity = self.validity[column]
-        return validity is not None and not validity[row >> 3] >> (row & 7) & 1
-
-    def encode(self, index: int, row: int) -> bytes:
-        try:
-            return self.encode_node(self.nodes[index], row)
-        except RowFailedError as error:
-            if error.node < 0:
-                error.node = index
-            raise
-
+class _Batch(reference.BatchEncoder):
     def encode_node(self, node: EncodeNode, row: int) -> bytes:
         if node.op == EncodeOp.NULL:
             return b""
@@ -122,26 +45,10 @@ class _Rows:
             raise RowFailedError(ErrorCode.NULL)
         return zigzag(node.size)
 
-    def span(self, node: EncodeNode, row: int) -> tuple[int, int]:
-        ends, first = self.ends[node.column], self.columns[node.column].first
-        assert ends is not None
-        return ends[first + row], ends[first + row + 1]
-
-    def bytes_at(self, node: EncodeNode, row: int) -> bytes:
-        column, data = self.columns[node.column], self.data[node.column]
-        if column.kind == Kind.BINARY:
-            start, end = self.span(node, row)
-            return b"" if data is None else bytes(data[start:end])
-        assert data is not None
-        start = (column.first + row) * column.width
-        return bytes(data[start : start + column.width])
-
     def simple(self, node: EncodeNode, row: int) -> bytes:
         column = self.columns[node.column]
         if node.op == EncodeOp.BOOLEAN:
-            bits, bit = self.data[node.column], column.first + row
-            assert bits is not None
-            return bytes([bits[bit >> 3] >> (bit & 7) & 1])
+            return bytes([self.bit_at(node, row)])
         data = self.bytes_at(node, row)
         if node.op in (EncodeOp.INT, EncodeOp.LONG):
             return self.integer(node, int.from_bytes(data, "little", signed=column.signed))
@@ -181,3 +88,9 @@ class _Rows:
             return number.to_bytes(node.size, "big", signed=True)
         size = (number if number >= 0 else ~number).bit_length() // 8 + 1
         return zigzag(size) + number.to_bytes(size, "big", signed=True)
+
+
+class PlanEncoder(reference.PlanEncoder):
+    """Encodes columns as Avro values by a plan."""
+
+    _batch_encoder = _Batch
