@@ -373,7 +373,8 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 def test_the_numbers_in_the_header_are_those_of_the_layout():
     folder = Path(headrace.__file__).parent / "schema"
-    header = (folder / "_avro" / "codec.h").read_text() + (folder / "_plan" / "columns.h").read_text()
+    files = ("_avro/codec.h", "_plan/columns.h", "_plan/decimals.h")
+    header = "".join((folder / file).read_text() for file in files)
     for prefix, numbers, first in (
         ("KIND", plan_layout.Kind, 0),
         ("OP", layout.Op, 0),
@@ -386,4 +387,4 @@ def test_the_numbers_in_the_header_are_those_of_the_layout():
         names = re.findall(rf"\b{prefix}_(\w+)", body)
         assert [(number.name, number.value) for number in numbers] == [(n, first + i) for i, n in enumerate(names)]
     assert f"HR_ZERO_BYTE_ITEMS_MAX {layout.ZERO_BYTE_ITEMS_MAX}\n" in header
-    assert f"HR_DECIMAL_BYTES {layout.DECIMAL_BYTES}\n" in header
+    assert f"HR_DECIMAL_BYTES {plan_layout.DECIMAL_BYTES}\n" in header

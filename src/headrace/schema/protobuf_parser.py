@@ -13,6 +13,7 @@ from headrace.schema.protobuf_schema import (
     DEPTH_MAX,
     ENUM_RANGE,
     FIELD_NUMBER_MAX,
+    MESSAGE_SET_NUMBER_MAX,
     SCALAR_TYPES,
     TEXT_CHARS_MAX,
     EnumDefinition,
@@ -145,6 +146,9 @@ class _Parser(TokenReader):
         while not self.accept("}"):
             self._message_entry(body, depth)
         self._add_proto3_oneofs(body)
+        if Option("message_set_wire_format", "true") in body.options:  # numbers of its extensions may be larger
+            ends = {FIELD_NUMBER_MAX: MESSAGE_SET_NUMBER_MAX}
+            body.extension_ranges = [(first, ends.get(last, last)) for first, last in body.extension_ranges]
         return MessageDefinition(
             name,
             body.full_name,
@@ -231,7 +235,7 @@ class _Parser(TokenReader):
             kind,
             "" if kind and not is_group else type_name,
             oneof,
-            has_label and label == "optional" and self._syntax == "proto3" and not extendee,
+            has_label and label == "optional" and self._syntax == "proto3",
             extendee=extendee,
         )
         return self._with_options(entry, options, position)
@@ -265,7 +269,7 @@ class _Parser(TokenReader):
             if kind == "bool" and value not in ("true", "false"):
                 raise invalid
             if kind in ("float", "double"):
-                return float_text(float_of(value))
+                return float_text(float_of(value), kind)
             if kind not in ("bool", "", "message", "group"):
                 digits = value.removeprefix("-")
                 if not INTEGER.fullmatch(digits):

@@ -22,6 +22,7 @@ DEFINITIONS_MAX = 20_000
 """Messages and enums of a schema, those of its imports included."""
 TEXT_CHARS_MAX = 4 << 20
 FIELD_NUMBER_MAX = (1 << 29) - 1
+MESSAGE_SET_NUMBER_MAX = (1 << 31) - 2
 FIELD_NUMBERS_RESERVED = range(19_000, 20_000)  # by Protobuf itself
 ENUM_RANGE = range(-(1 << 31), 1 << 31)
 

@@ -38,8 +38,10 @@ def _file(file: FileDefinition) -> Iterator[str]:
     is_proto3 = file.syntax == "proto3"
     for enum in file.enums:
         yield from _enum(enum)
+    groups = {entry.type_name for entry in file.extensions if entry.type == "group"}
     for message in file.messages:
-        yield from _message(message, is_proto3)
+        if message.full_name not in groups:
+            yield from _message(message, is_proto3)
     yield from _extensions(file.extensions, file.messages, is_proto3)
     for service in file.services:
         yield from _service(service)
@@ -147,7 +149,7 @@ def _extensions(
 def _reserved(keyword: str, ranges: Sequence[tuple[int, int]], number_max: int) -> Iterator[str]:
     texts = []
     for first, last in sorted(ranges):
-        end = "max" if last == number_max else str(last)
+        end = "max" if last >= number_max else str(last)
         texts.append(str(first) if first == last else f"{first} to {end}")
     if texts:
         yield f"{keyword} {', '.join(texts)};"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from typing import NamedTuple
 
 from headrace.errors import SchemaError
@@ -215,9 +217,22 @@ def float_of(text: str) -> float:
     return float(text if text.endswith("inf") else text.rstrip("fF"))
 
 
-def float_text(value: float) -> str:
-    """Return a number as C++ prints it with as many digits as needed."""
+def float_text(value: float, kind: str) -> str:
+    """Return a float or double as C++ prints it with as many digits as needed."""
     if value != value:
         return "nan"
-    short = f"{value:.15g}"
-    return short if float(short) == value else f"{value:.17g}"
+    digits, more_digits = (15, 17) if kind == "double" else (6, 9)
+    narrow = _as_double if kind == "double" else _as_float
+    short = f"{narrow(value):.{digits}g}"
+    return short if narrow(float(short)) == narrow(value) else f"{narrow(value):.{more_digits}g}"
+
+
+def _as_double(value: float) -> float:
+    return value
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
