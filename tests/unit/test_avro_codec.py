@@ -25,6 +25,7 @@ from headrace.schema.avro_resolution import project, resolve
 from headrace.schema.avro_schema import RecordType
 from headrace.wire.columns import bytes_column
 from tests.support.avro_types import RandomType, fastavro_bytes, record_types
+from tests.support.damage import mutated
 
 both_kernels = pytest.mark.both_kernels
 THOROUGH = settings(
@@ -351,24 +352,6 @@ def test_compiled_and_reference_agree_on_damaged_bytes(data):
     assert outcomes[0] == outcomes[1]
     # Bounded memory: each byte of input can become a few values of a few columns.
     assert size <= 200 * len(plan.columns) * (sum(map(len, values)) + len(values) + 1)
-
-
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(chance.randint(0, 2)):
-        if not changed:
-            return bytes(changed)
-        position = chance.randrange(len(changed))
-        action = chance.randrange(4)
-        if action == 0:
-            changed[position] = chance.choice([0, 1, 2, 3, 0x7F, 0x80, 0xFE, 0xFF])
-        elif action == 1:
-            del changed[position:]
-        elif action == 2:
-            changed[position] ^= 1 << chance.randrange(8)
-        else:
-            changed[position:position] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 11)))
-    return bytes(changed)
 
 
 def test_the_numbers_in_the_header_are_those_of_the_layout():

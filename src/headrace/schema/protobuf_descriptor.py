@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from headrace.errors import SchemaError
+from headrace.schema._protobuf.layout import WireType, varint
 from headrace.schema.protobuf_schema import (
     DEFINITIONS_MAX,
     DEPTH_MAX,
@@ -40,11 +41,11 @@ _TYPES = (
     *("bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
 )
 _LABELS = ("", "optional", "required", "repeated")
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TARGETS = (
     *("UNKNOWN", "FILE", "EXTENSION_RANGE", "MESSAGE", "FIELD"),
     *("ONEOF", "ENUM", "ENUM_ENTRY", "SERVICE", "METHOD"),
 )
+_FIXED_BYTES: dict[int, int] = {WireType.FIXED64: 8, WireType.FIXED32: 4}
 _META_NUMBER = 1088
 _META_PARAM = re.compile(r'key\s*:?\s*"([^"]*)"\s*[,;]?\s*value\s*:?\s*"([^"]*)"')
 FIELD_META = "(confluent.field_meta)"
@@ -119,11 +120,11 @@ class _Message:
             tag, position = _read_varint(data, position)
             number, wire_type = tag >> 3, tag & 7
             value: int | bytes
-            if wire_type == _VARINT:
+            if wire_type == WireType.VARINT:
                 value, position = _read_varint(data, position)
             else:
-                size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, -1)
-                if wire_type == _BYTES:
+                size = _FIXED_BYTES.get(wire_type, -1)
+                if wire_type == WireType.BYTES:
                     size, position = _read_varint(data, position)
                 if size < 0 or size > len(data) - position:
                     raise SchemaError("invalid Protobuf descriptor: it is damaged or ends too early; send it again")
@@ -320,23 +321,13 @@ def to_descriptor(schema: ProtobufSchema, name: str | None = None) -> bytes:
     return _write_file(schema.imports[name])
 
 
-def _varint(value: int) -> bytes:
-    value &= 0xFFFFFFFFFFFFFFFF
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
 def _integer(number: int, value: int) -> bytes:
-    return _varint(number << 3 | _VARINT) + _varint(value)
+    return varint(number << 3 | WireType.VARINT) + varint(value)
 
 
 def _bytes(number: int, value: bytes | str) -> bytes:
     data = value.encode(errors="replace") if isinstance(value, str) else value
-    return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
+    return varint(number << 3 | WireType.BYTES) + varint(len(data)) + data
 
 
 def _all(number: int, values: Iterable[bytes | str]) -> bytes:

@@ -176,7 +176,7 @@ class _FileLinker:
             if full_name in self._messages or full_name in self._enums:
                 return full_name
             raise self._unknown(name, scope)
-        first = name.partition(".")[0]
+        first, inner = name.partition(".")[0], scope
         while True:
             candidate = qualified(scope, first)
             is_scope = candidate in self._messages or candidate in self._scopes
@@ -186,9 +186,9 @@ class _FileLinker:
                 full_name = qualified(scope, name)
                 if full_name in self._messages or full_name in self._enums:
                     return full_name
-                raise self._unknown(name, scope)
+                raise self._unknown(name, inner)
             if not scope:
-                raise self._unknown(name, scope)
+                raise self._unknown(name, inner)
             scope = scope.rpartition(".")[0]
 
     def _unknown(self, name: str, scope: str) -> SchemaError:
@@ -261,6 +261,10 @@ class _FileLinker:
             raise SchemaError(f"the entries of map {path} are not made of a key and a value")
         if entry.fields[0].type not in MAP_KEY_TYPES:
             raise SchemaError(f"the keys of map {path} are neither strings, integers nor booleans")
+        value = entry.fields[1].type_name
+        enum = self._enums.get(self._resolve(value, entry.full_name)) if value else None
+        if enum is not None and enum.values and enum.values[0].number != 0:
+            raise SchemaError(f"enum {enum.full_name} of map {path} must have 0 as its first value")
 
     def _check_enum(self, enum: EnumDefinition) -> None:
         if not enum.values:

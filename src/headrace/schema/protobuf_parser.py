@@ -417,14 +417,7 @@ class _Parser(TokenReader):
 
     def _method_type(self) -> tuple[str, bool]:
         self.expect("(")
-        is_streaming = False
-        if self.token.text == "stream":
-            self.take()
-            if self.token.text in (")", "."):  # a message with the name stream
-                name = "stream" + (self.type_name() if self.token.text == "." else "")
-                self.expect(")")
-                return name, False
-            is_streaming = True
+        is_streaming = self.accept("stream")
         name = self.type_name()
         self.expect(")")
         return name, is_streaming
