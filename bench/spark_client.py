@@ -39,6 +39,8 @@ STREAM_SECONDS_MAX = 120
 TUNED = {"kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
 PARTS = ("sink", "source", "embedded", "stream")
 STREAM_ROUNDS = 2
+WARM_UP_ROUNDS = 3
+"""After one, the JVMs of Spark and Kafka still compile: a tenth of the CPU time, and rates that rise."""
 STALLED = "Expiring"
 STALLS_MAX = 5
 STALL_CHARACTERS_MAX = 500
@@ -223,11 +225,11 @@ def repeated_if_stalled(job: Callable[[], T], stalls: list[str]) -> T:
 
 
 def take_turns(jobs: Mapping[str, Callable[[], T]], rounds: int, stalls: list[str]) -> dict[str, list[T]]:
-    """Return the results by job. The first round is a warm-up and does not count."""
+    """Return the results by job. The first rounds are a warm-up and do not count."""
     samples: dict[str, list[T]] = {label: [] for label in jobs}
-    for number in range(-1, rounds):
+    for number in range(-WARM_UP_ROUNDS, rounds):
         for label, job in random.Random(number).sample(list(jobs.items()), len(jobs)):
-            say(f"round {number + 1} of {rounds}: {label}")
+            say(f"round {number + 1} of {rounds}: {label}" if number >= 0 else f"warm-up: {label}")
             sample = repeated_if_stalled(job, stalls)
             if number >= 0:
                 samples[label].append(sample)
