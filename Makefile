@@ -123,7 +123,7 @@ bench: bench-wire bench-producer bench-broker
 bench-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.wire
 
-# Avro to and from Arrow columns, beside fastavro.
+# Avro and Protobuf to and from Arrow columns, beside fastavro and Google's library.
 bench-schema: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.schema
 

@@ -1,4 +1,6 @@
-"""`make bench-schema`: Avro to Arrow columns and back, beside fastavro row by row, in one process on one core.
+"""`make bench-schema`: Avro and Protobuf to Arrow columns and back, beside fastavro and Google's library row by row.
+
+One process on one core. The cases of Protobuf are in schema_protobuf.py.
 
 Two records: four columns (long, string, double, timestamp; two of them nullable), and a nested one (record, array of
 records, map, enum, decimal, union). fastavro's rows are made into Arrow columns as well for "to Arrow"; the target is
@@ -22,6 +24,7 @@ import fastavro
 import pyarrow as pa
 
 from bench.harness import Case, measure, report
+from bench.schema_protobuf import protobuf_cases
 from headrace.schema.avro import AvroDecoder, AvroEncoder
 from headrace.wire.kernel import KERNEL_NAME
 
@@ -168,8 +171,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     cases = [*cases_of("four columns", FLAT, flat_row), *cases_of("nested", NESTED, nested_row)]
+    cases += protobuf_cases()
     measure(cases, options.rounds)
-    met = report(f"Avro, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
+    met = report(f"Avro and Protobuf, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
     medians = {case.name: case.median_ns for case in cases}
     for title in ("four columns", "nested"):
         for what in ("decode", "encode"):

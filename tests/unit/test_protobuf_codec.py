@@ -435,6 +435,7 @@ def test_each_message_type_of_a_file_has_a_decoder():
     assert decode(schema, b"\x0a\x01x", message=inner) == ([{"c": "x"}], [])
     reader = 'syntax = "proto3"; package p; message Z { int32 b = 9; } message A { int64 renamed = 1; }'
     assert decode(schema, b"\x08\x01", message="p.A", reader_schema=reader) == ([{"renamed": 1}], [])
+    assert decode(schema, b"\x48\x01", message="p.A", reader_schema=reader, reader_message="Z") == ([{"b": 1}], [])
     with pytest.raises(SchemaError, match=r"the reader's Protobuf schema has no message p\.B\.C"):
         ProtobufDecoder(schema, inner, reader)
 

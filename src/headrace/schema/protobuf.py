@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.schema._protobuf import PlanDecoder, PlanEncoder
 from headrace.schema._protobuf.layout import GROUP_DEPTH_MAX, ITEM_CELLS_MAX, ErrorCode
 from headrace.schema.codec import ColumnDecoder, ColumnEncoder, RowError
-from headrace.schema.protobuf_decoding import check_readable, plan_decoding, reader_message
+from headrace.schema.protobuf_decoding import check_readable, find_reader_message, plan_decoding
 from headrace.schema.protobuf_descriptor import to_descriptor
 from headrace.schema.protobuf_encoding import plan_encoding
 from headrace.schema.protobuf_linking import parse_schema
@@ -60,7 +60,8 @@ class ProtobufDecoder(ColumnDecoder):
     """Decodes Protobuf values of one message type: by default the first one of the schema.
 
     `reader_schema` is the schema to convert the values to, by field numbers. `columns` names the fields to decode
-    (`a.b` for a field of a message in a field); others are skipped.
+    (`a.b` for a field of a message in a field); others are skipped. `reader_message` is the message of the reader's
+    schema: by default the one with the writer's name, or the only one of the file.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class ProtobufDecoder(ColumnDecoder):
         message: str | None = None,
         reader_schema: str | ProtobufSchema | None = None,
         columns: Iterable[str] | None = None,
+        *,
+        reader_message: str | None = None,
     ) -> None:
         reader = writer = _parsed(schema)
         definition = writer.message(message)
         if reader_schema is not None:
             reader = _parsed(reader_schema)
-            readable = reader_message(reader, definition)
+            readable = find_reader_message(reader, definition, reader_message)
             check_readable((writer, definition), (reader, readable))
             definition = readable
         plan = plan_decoding(reader, definition, None if columns is None else list(columns))

@@ -178,11 +178,11 @@ def _cells(data_type: pa.DataType) -> int:
 # -- evolution -------------------------------------------------------------------------------------
 
 
-def reader_message(
+def find_reader_message(
     reader: ProtobufSchema, writer_message: MessageDefinition, name: str | None = None
 ) -> MessageDefinition:
-    """Return the reader's message for a writer's: of the same name, else the only one of the reader's file."""
-    if name is not None and name.removeprefix(".") in reader.messages:
+    """Return the reader's message: the named one, else that of the writer's name, else the only one of the file."""
+    if name is not None:
         return reader.message(name)
     message = reader.messages.get(writer_message.full_name)
     if message is None and len(reader.file.messages) == 1:
