@@ -9,7 +9,6 @@ what would fail for every value: types that never match, required properties tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from headrace.errors import SchemaError
@@ -30,6 +29,7 @@ from headrace.schema.json_types import (
     arrow_type,
     describe,
     join_path,
+    json_bytes,
 )
 
 DECIMAL_BYTES = 32
@@ -59,11 +59,6 @@ def token_bits(tokens: Sequence[str]) -> int:
 def decimal_limit(precision: int) -> bytes:
     """Return the first absolute value with more digits, as the kernel compares it."""
     return int(10**precision).to_bytes(DECIMAL_BYTES, "little")
-
-
-def json_bytes(value: object) -> bytes:
-    """Return the JSON text of a name or default."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
 
 
 class _Planner:
@@ -101,7 +96,7 @@ class _Planner:
         for entry, name, child in zip(schema.properties, names, self._plan.columns[column].children, strict=True):
             node = self.value(entry.type, child, join_path(path, entry.name))
             children += [self._constant(name), node, self._missing(entry)]
-        is_plain = all(json_bytes(entry.name) == b'"' + name + b'"' for entry, name in zip(schema.properties, names))
+        is_plain = all(json_bytes(name.decode()) == b'"' + name + b'"' for name in names)
         size = (NULLABLE if schema.nullable else 0) | (PLAIN_NAMES if is_plain else 0)
         return self.add(Op.OBJECT, column, path, size, [*children, *sorted(range(len(names)), key=names.__getitem__)])
 

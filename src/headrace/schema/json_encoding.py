@@ -18,7 +18,7 @@ from headrace.errors import SchemaError
 from headrace.schema._json.layout import EncodeOp, OnNull
 from headrace.schema._plan.layout import EncodeNode
 from headrace.schema.codec import EncodePlan
-from headrace.schema.json_decoding import decimal_limit, json_bytes, token_bits
+from headrace.schema.json_decoding import decimal_limit, token_bits
 from headrace.schema.json_types import (
     ArrayType,
     JsonSchema,
@@ -31,6 +31,7 @@ from headrace.schema.json_types import (
     UnionType,
     describe,
     join_path,
+    json_bytes,
 )
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}

@@ -34,6 +34,7 @@ from headrace.schema.json_types import (
     decimal_type,
     fits,
     join_path,
+    json_bytes,
     token_of,
 )
 
@@ -47,8 +48,10 @@ DECIMAL_DIGITS = 38
 
 _TYPE_NAMES = ("object", "array", "string", "integer", "number", "boolean", "null")
 _SHAPE_KEYWORDS = frozenset(
-    ("$ref", "type", "properties", "items", "prefixItems", "additionalProperties", "enum", "const")
-    + ("allOf", "oneOf", "anyOf")
+    (
+        *("$ref", "type", "properties", "items", "prefixItems", "additionalProperties"),
+        *("enum", "const", "allOf", "oneOf", "anyOf"),
+    )
 )
 _CONNECT_INTEGERS = {"int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64()}
 _CONNECT_TIMES = {"Date": pa.date32(), "Time": pa.time32("ms"), "Timestamp": pa.timestamp("ms", tz="UTC")}
@@ -120,15 +123,19 @@ class _Parser:
 
     def parse(self, parts: Sequence[_Subschema], path: str) -> JsonSchema:
         """Parse a schema that is all of `parts`."""
-        self._type_count += 1
-        if self._type_count > TYPES_MAX:
-            raise SchemaError(
-                f"JSON schema has more than {TYPES_MAX:,} types after expansion of references; use references less often"
-            )
+        self._count_type()
         shape = _Shape()
         for part in parts:
             self._collect(part, shape, path)
         return self._build(shape, path)
+
+    def _count_type(self) -> None:
+        self._type_count += 1
+        if self._type_count > TYPES_MAX:
+            raise SchemaError(
+                f"JSON schema has more than {TYPES_MAX:,} types after expansion of references; "
+                f"use references less often"
+            )
 
     def _collect(self, part: _Subschema, shape: _Shape, path: str) -> None:
         """Merge the keywords of a schema into a shape."""
@@ -172,11 +179,11 @@ class _Parser:
             raise _invalid(path, f"expected at most {BRANCHES_MAX:,} alternatives, got {len(alternatives):,}")
         members = []
         for alternative in alternatives:
+            self._count_type()
             branch = shape.branch()
             self._collect(alternative, branch, path)
             if branch.types is None or branch.types or not shape.types:
                 members.append(self._build(branch, path))
-            self._type_count += 1
         if not members:
             raise SchemaError(f"JSON schema allows no value at {path or 'the root'}; correct its alternatives")
         return _union(members)
@@ -228,7 +235,7 @@ def _default(parts: Sequence[_Subschema], schema: JsonSchema) -> Any:
     for part in parts:
         if isinstance(part.node, dict) and "default" in part.node:
             default = part.node["default"]
-            return default if fits(schema, default) else NO_DEFAULT
+            return default if _is_encodable(default) and fits(schema, default) else NO_DEFAULT
     return NO_DEFAULT
 
 
@@ -315,9 +322,7 @@ def _decimal(parameters: Any, path: str) -> ScalarType:
         raise _invalid(path, f"expected scale and precision of a Decimal, got {_short(parameters)}")
     scale, precision = map(int, texts)
     if not scale <= precision <= DECIMAL_DIGITS_MAX or precision < 1:
-        raise _invalid(
-            path, f"expected a scale up to the precision, up to {DECIMAL_DIGITS_MAX}, got {_short(parameters)}"
-        )
+        raise _invalid(path, f"expected scale <= precision <= {DECIMAL_DIGITS_MAX}, got {_short(parameters)}")
     return ScalarType("decimal", decimal_type(precision, scale))
 
 
@@ -376,10 +381,10 @@ def _nodes(node: dict[str, Any], keyword: str, path: str) -> list[Any]:
     return branches
 
 
-def _is_encodable(name: str) -> bool:
-    """Return whether a text is Unicode: JSON can escape half a surrogate pair."""
+def _is_encodable(value: Any) -> bool:
+    """Return whether all texts in a value are Unicode: JSON can escape half a surrogate pair."""
     try:
-        name.encode()
+        json_bytes(value)
     except UnicodeEncodeError:
         return False
     return True

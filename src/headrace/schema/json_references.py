@@ -17,8 +17,8 @@ from headrace.errors import SchemaError
 TEXT_CHARS_MAX = 4 << 20
 NODES_MAX = 1_000_000
 """Objects and lists in the texts of a schema and its references."""
-_ROOT_URI = "headrace:///schema.json"
-"""The base of a schema without `$id`, so that relative references can be joined."""
+_ROOT_URI = "http://schema.invalid/"
+"""The base of a schema without `$id`, so that relative references can be joined; no such host exists."""
 _DATA_KEYWORDS = frozenset(("const", "default", "enum", "examples"))
 
 
@@ -134,11 +134,15 @@ def _is_draft4(root: Any) -> bool:
     return "draft-04" in _draft(root) or "draft-03" in _draft(root)
 
 
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _load(text: str, what: str) -> Any:
     if len(text) > TEXT_CHARS_MAX:
         raise SchemaError(f"{what} has {len(text):,} characters; at most {TEXT_CHARS_MAX:,} are read")
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise SchemaError(f"{what} is nested too deeply; flatten it") from None
     except ValueError as error:

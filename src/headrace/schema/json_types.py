@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -38,7 +39,7 @@ NO_DEFAULT: Final = NoDefault()
 
 @dataclass(frozen=True, slots=True)
 class ScalarType:
-    """A value without parts. `kind` is null, boolean, integer, number, decimal, string or bytes (base64 in a string)."""
+    """A value without parts: null, boolean, integer, number, decimal, string or bytes (base64 in a string)."""
 
     kind: str
     data_type: pa.DataType
@@ -188,6 +189,11 @@ def _project(schema: JsonSchema, names: Sequence[Sequence[str]], path: str) -> J
     raise SchemaError(f"{path} is {describe(schema)}, without the property {names[0][0]}; choose {path} as a whole")
 
 
+def json_bytes(value: object) -> bytes:
+    """Return the JSON text of a name or default."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
@@ -223,16 +229,19 @@ def _can_be_missing(entry: Property) -> bool:
 def _fits_scalar(schema: ScalarType, value: Any) -> bool:
     if token_of(value) != schema.token:
         return False
+    data_type = schema.data_type
     if schema.kind == "integer":
-        bits = schema.data_type.bit_width
-        return value == int(value) and -(1 << bits - 1) <= value < 1 << bits - 1
+        limit = 1 << data_type.bit_width - 1
+        return bool(value == int(value) and -limit <= value < limit)
+    if schema.kind == "number":
+        try:
+            struct.pack("<f" if pa.types.is_float32(data_type) else "<d", value)
+        except OverflowError:
+            return False
     if schema.kind == "decimal":
         number = Decimal(repr(value)).normalize()
-        exponent = number.as_tuple().exponent
-        digits = number.adjusted() + 1 + schema.data_type.scale
-        return (
-            isinstance(exponent, int) and -exponent <= schema.data_type.scale and digits <= schema.data_type.precision
-        )
+        exponent, digits = number.as_tuple().exponent, number.adjusted() + 1 + data_type.scale
+        return isinstance(exponent, int) and -exponent <= data_type.scale and digits <= data_type.precision
     if schema.kind == "bytes":
         try:
             base64.b64decode(value, validate=True)

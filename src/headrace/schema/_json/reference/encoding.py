@@ -92,8 +92,8 @@ class _Batch(reference.BatchEncoder):
         if abs(number) >= int.from_bytes(self.constants[node.children[0]], "little"):
             raise RowFailedError(ErrorCode.DECIMAL)
         digits = str(abs(number)).zfill(node.size + 1)
-        sign = "-" if number < 0 else ""
-        return f"{sign}{digits[: len(digits) - node.size]}{'.' if node.size else ''}{digits[len(digits) - node.size :]}".encode()
+        whole, fraction = digits[: len(digits) - node.size], digits[len(digits) - node.size :]
+        return f"{'-' if number < 0 else ''}{whole}{'.' if fraction else ''}{fraction}".encode()
 
 
 def float_text(data: bytes) -> bytes:
@@ -117,22 +117,16 @@ def _checked(data: bytes, tokens: int) -> bytes:
     """Return JSON text without white space around it, if it is one value of the tokens that are allowed."""
     scanner = Scanner()
     scanner.value = data
-    scanner.skip_space()
+    token = scanner.token()
     start = scanner.at
     scanner.skip_value()
-    if not tokens >> scanner_token(data, start) & 1:
+    if not tokens >> token & 1:
         raise RowFailedError(ErrorCode.TYPE)
     end = scanner.at
     scanner.skip_space()
     if scanner.at != len(data):
         raise RowFailedError(ErrorCode.TRAILING)
     return data[start:end]
-
-
-def scanner_token(data: bytes, position: int) -> int:
-    scanner = Scanner()
-    scanner.value, scanner.at = data, position
-    return scanner.token()
 
 
 class PlanEncoder(reference.PlanEncoder):
