@@ -8,6 +8,7 @@ import math
 import random
 import re
 import struct
+import sys
 from decimal import Decimal, localcontext
 from pathlib import Path
 
@@ -439,8 +440,19 @@ def test_validation_checks_constraints_row_by_row():
     assert [e.code for e in errors] == [ErrorCode.VALIDATION]
 
 
+def test_validation_finds_references_among_those_given_and_never_fetches():
+    text = json.dumps({"type": "array", "items": {"$ref": "item.json"}})
+    references = {"item.json": json.dumps({"type": "integer", "maximum": 5})}
+    decoder = JsonDecoder(text, references=references, validate=True)
+    array, errors = decoder.decode(pa.array([b"[1,2]", b"[1,6]"]))
+    assert array.to_pylist() == [[1, 2], None]
+    assert [(e.row, e.path) for e in errors] == [(1, "1")]
+    with pytest.raises(SchemaError, match="unknown \\$ref"):
+        JsonDecoder(text, validate=True)
+
+
 def test_validation_without_its_library_names_the_command(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "jsonschema_rs", None)
+    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
     with pytest.raises(SchemaError, match=r"pip install 'headrace\[json\]'"):
         JsonDecoder("{}", validate=True)
 

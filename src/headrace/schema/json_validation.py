@@ -37,8 +37,12 @@ class Validator:
                     return json.loads(reference)
             raise KeyError(f"{uri} is never fetched; add its schema as a reference")
 
+        schema = json.loads(text)
+        # Draft-07 is the default of Confluent's serializers, and of json_references.py.
+        has_draft = isinstance(schema, dict) and "$schema" in schema
+        make = library.validator_for if has_draft else library.Draft7Validator
         try:
-            self._validator = library.validator_for(json.loads(text), retriever=retrieve, validate_formats=True)
+            self._validator = make(schema, retriever=retrieve, validate_formats=True)
         except (ValueError, KeyError) as error:
             raise SchemaError(f"invalid JSON schema: {_shorten(str(error))}") from None
 
