@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 
 WIRE = Path("src/headrace/wire")
 KERNEL = WIRE / "_kernel.pyx"
-SEND = Path("src/headrace/producer/_send/compiled.pyx")
+SEND = Path("src/headrace/producer/_send")
 SCHEMA = Path("src/headrace/schema")
 PROMPT = Path("src/headrace/client/_prompt.pyx")
 SCHEMA_FORMATS = ("_avro",)
@@ -35,9 +35,15 @@ def kernel() -> list[Extension]:
         return []
     shared = [str(path) for pattern in ("*.h", "*.px[di]") for path in sorted(WIRE.glob(pattern))]
     extensions = [
-        *(
-            Extension(name, [str(source)], include_dirs=[str(WIRE)], depends=shared, extra_compile_args=["-O3"])
-            for name, source in (("headrace.wire._kernel", KERNEL), ("headrace.producer._send.compiled", SEND))
+        Extension(
+            "headrace.wire._kernel", [str(KERNEL)], include_dirs=[str(WIRE)], depends=shared, extra_compile_args=["-O3"]
+        ),
+        Extension(
+            "headrace.producer._send.compiled",
+            [str(SEND / "compiled.pyx")],
+            include_dirs=[str(WIRE), str(SEND)],
+            depends=[*shared, str(SEND / "clock.h")],
+            extra_compile_args=["-O3"],
         ),
         *(schema_codec(format) for format in SCHEMA_FORMATS),
         Extension("headrace.client._prompt", [str(PROMPT)]),

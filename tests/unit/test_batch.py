@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from headrace.errors import BrokerError, HeadraceError, TimedOutError
 from headrace.producer._send import TopicAppender
 from headrace.producer.batch import ProducerBatch
+from headrace.wire.kernel import KERNEL_NAME
 from headrace.wire.layout import NO_SEQUENCE
 from headrace.wire.records import read_batches
 from tests.support.waiting import eventually
@@ -23,9 +25,9 @@ SECONDS_MAX = 20
 class Opened:
     """An open batch of "t"-0 with an appender, as `send` does."""
 
-    def __init__(self, size: int = 4096) -> None:
+    def __init__(self, size: int = 4096, now_ms: Any = lambda: 5000) -> None:
         appender = TopicAppender(
-            "t", 1, record_bytes_max=1 << 20, hashes_keys=True, lock=threading.RLock(), now_ms=lambda: 5000
+            "t", 1, record_bytes_max=1 << 20, hashes_keys=True, lock=threading.RLock(), now_ms=now_ms
         )
         self.batch = ProducerBatch("t", 0, bytearray(size), 0, 0.0)
         appender.open_batches[0] = self.batch
@@ -65,6 +67,22 @@ def test_the_brokers_time_wins():
     future = opened.append()
     opened.batch.complete(1, 9000)
     assert future.result(0).timestamp_ms == 9000
+
+
+@pytest.mark.skipif(KERNEL_NAME == "python", reason="the reference gets the clock from its caller")
+def test_timestamps_are_those_of_the_system_to_the_millisecond():
+    opened = Opened(1 << 20, now_ms=None)
+    times = []
+    for _ in range(200):
+        before_ms = time.time_ns() // 1_000_000
+        for _ in range(20):  # some of them without reading the clock
+            future = opened.append()
+            after_ms = time.time_ns() // 1_000_000
+            # A time that was read up to 0.1 ms before is used again.
+            assert before_ms - 1 <= future.timestamp <= after_ms
+        times.append(future.timestamp)
+        time.sleep(0.0005)
+    assert len(set(times)) > 50
 
 
 def test_without_an_offset_there_is_none():

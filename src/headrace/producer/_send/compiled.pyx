@@ -12,13 +12,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from headrace.wire._kernel cimport OpenBatch, Piece, hr_murmur2, named_tuple, set_item
 
-cdef extern from "time.h" nogil:
-    ctypedef int clockid_t
-    cdef struct timespec:
-        long tv_sec
-        long tv_nsec
-    clockid_t CLOCK_REALTIME
-    int clock_gettime(clockid_t clock, timespec *now)
+cdef extern from "clock.h" nogil:
+    int64_t hr_now_ms()
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItem(object mapping, object key)
@@ -61,12 +56,6 @@ cdef class RecordFuture:
 
     def __await__(self):
         return self.batch.wait_async(self).__await__()
-
-
-cdef inline int64_t _now_ms() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_REALTIME, &now)
-    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
 
 
 cdef class TopicAppender:
@@ -150,7 +139,7 @@ cdef class TopicAppender:
             if timestamp < 0:
                 return None
         else:
-            timestamp = _now_ms() if self.now_ms is None else self.now_ms()
+            timestamp = hr_now_ms() if self.now_ms is None else self.now_ms()
         index = batch.add(timestamp, &k, &v, headers)
         if index < 0:
             return None
