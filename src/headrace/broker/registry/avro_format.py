@@ -48,7 +48,7 @@ class ParsedAvro:
         self.schema = parse_schema(text, references, recursive=True)
         _check_defaults(self.schema, set())
         self._node = json.loads(text)
-        self.text = dump(_Writer().write(self._node, ""))
+        self.text = self.identity = dump(_Writer().write(self._node, ""))
 
     def normalized(self) -> str:
         return dump(_Writer(is_sorted=True).write(self._node, ""))

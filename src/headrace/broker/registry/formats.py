@@ -39,7 +39,12 @@ class ParsedSchema(Protocol):
 
     @property
     def text(self) -> str:
-        """The text in the form that the registry keeps; schemas that differ in spaces only have the same."""
+        """The text in the form that the registry keeps."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """A text that is the same for schemas that differ only in spaces and the like."""
         ...
 
     def normalized(self) -> str:

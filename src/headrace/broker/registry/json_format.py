@@ -75,7 +75,7 @@ class ParsedJson:
 
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
         self.document = JsonDocument(text, references)
-        self.text = dump(self.document.root)
+        self.text = self.identity = dump(self.document.root)
 
     def normalized(self) -> str:
         return json.dumps(self.document.root, separators=(",", ":"), ensure_ascii=False, sort_keys=True)

@@ -97,7 +97,7 @@ class SchemaRegistry:
             if mode in (READONLY, READONLY_OVERRIDE):
                 raise rest_errors.not_permitted(f"Subject {subject} is in read-only mode")
             content, parsed = await self._prepare(subject, registration)
-            known = self._find(subject, content)
+            known = await self._find(subject, content, parsed)
             if known is not None and registration.id in (None, known.id):
                 return known
             if mode == IMPORT:
@@ -144,8 +144,8 @@ class SchemaRegistry:
 
     async def lookup(self, subject: str, registration: Registration, *, deleted: bool = False) -> SubjectVersion:
         """Return the version that a schema has in a subject."""
-        content, _ = await self._prepare(subject, registration)
-        known = self._find(subject, content, deleted=deleted)
+        content, parsed = await self._prepare(subject, registration)
+        known = await self._find(subject, content, parsed, deleted=deleted)
         if known is None:
             raise self._missing(subject, deleted=deleted) or rest_errors.schema_not_found()
         return known
@@ -171,7 +171,7 @@ class SchemaRegistry:
             text = await self._on_thread(lambda: self._parse(content.schema, texts).rendered(format))
         except SchemaError as error:
             raise rest_errors.invalid_schema(content.schema.format, error) from error
-        return replace(content, schema=replace(content.schema, text=text))
+        return _with_text(content, text)
 
     def version(self, subject: str, version: int, *, deleted: bool = False) -> SubjectVersion:
         """Return a version of a subject, -1 the latest; with `deleted`, also one that was deleted."""
@@ -194,9 +194,27 @@ class SchemaRegistry:
     def _missing(self, subject: str, *, deleted: bool) -> rest_errors.RestError | None:
         return None if self.state.versions(subject, deleted=deleted) else rest_errors.subject_not_found(subject)
 
-    def _find(self, subject: str, content: SchemaContent, *, deleted: bool = False) -> SubjectVersion | None:
-        versions = reversed(self.state.versions(subject, deleted=deleted))
-        return next((each for each in versions if each.content == content), None)
+    async def _find(
+        self, subject: str, content: SchemaContent, parsed: ParsedSchema, *, deleted: bool = False
+    ) -> SubjectVersion | None:
+        """Return the latest version of a subject that has a schema, perhaps in another form; None if there is none."""
+        versions = self.state.versions(subject, deleted=deleted)[::-1]
+        equal = next((each for each in versions if each.content == content), None)
+        if equal is not None or parsed.identity == content.schema.text:
+            return equal
+        candidates = [
+            (each, self._resolve(each.content.schema))
+            for each in versions
+            if _with_text(each.content, "") == _with_text(content, "")
+        ]
+
+        def find() -> SubjectVersion | None:
+            for each, texts in candidates:
+                if self._parse(each.content.schema, texts).identity == parsed.identity:
+                    return each
+            return None
+
+        return await self._on_thread(find)
 
     # -- parsing and comparing -------------------------------------------------------------------
 
@@ -423,6 +441,10 @@ def check_subject(subject: str) -> None:
     """Raise unless a subject may be registered."""
     if not subject or len(subject) > SUBJECT_CHARS_MAX or not subject.isprintable() or subject in _RESERVED_SUBJECTS:
         raise rest_errors.invalid_subject(subject)
+
+
+def _with_text(content: SchemaContent, text: str) -> SchemaContent:
+    return replace(content, schema=replace(content.schema, text=text))
 
 
 def canonical_json(value: object) -> str:
