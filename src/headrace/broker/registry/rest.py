@@ -180,12 +180,8 @@ class RestApi:
     async def _register(self, call: _Call) -> object:
         registration = parse_registration(call.body, normalize=call.query.flag("normalize"))
         version = await self._registry.register(call.subject, registration)
-        return {
-            "id": version.id,
-            "version": version.version,
-            "guid": str(version.content.guid),
-            **content_fields(version.content),
-        }
+        # Without the schema: Confluent's client would take it for what it has sent, perhaps in another format.
+        return {"id": version.id, "version": version.version, "guid": str(version.content.guid)}
 
     async def _lookup(self, call: _Call) -> object:
         registration = parse_registration(call.body, normalize=call.query.flag("normalize"))

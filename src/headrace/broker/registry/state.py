@@ -87,8 +87,7 @@ class RegistryState:
             return
         if not versions:
             del self._subjects[subject]
-        for reference in removed.content.schema.references:
-            target = (reference.subject, reference.version)
+        for target in {(each.subject, each.version) for each in removed.content.schema.references}:
             self._referrers[target].discard((subject, version))
             if not self._referrers[target]:
                 del self._referrers[target]
