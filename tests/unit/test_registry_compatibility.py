@@ -58,7 +58,7 @@ AVRO_CASES = [
     (enum("A", "B"), enum("A", "B", "C"), []),
     (enum("A", "B"), enum("A"), ["MISSING_ENUM_SYMBOLS"]),
     (enum("A", "B"), enum("A", default="A"), []),
-    (record(("a", "int")), record(("a", "int"), ("e", enum("A", default="A"))), []),
+    (record(("a", "int")), record(("a", "int"), ("e", enum("A", default="A"))), ["READER_FIELD_MISSING_DEFAULT_VALUE"]),
     (fixed(4), fixed(4), []),
     (fixed(4), fixed(8), ["FIXED_SIZE_MISMATCH"]),
     (fixed(4), fixed(4, "G"), ["NAME_MISMATCH"]),

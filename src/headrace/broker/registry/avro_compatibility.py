@@ -93,7 +93,7 @@ class _Checker:
             written = _find_field(field, fields)
             if written is not None:
                 self.compare(field.type, written.type, f"{path}/fields/{index}/type")
-            elif isinstance(field.default, NoDefault) and not _has_enum_default(field.type):
+            elif isinstance(field.default, NoDefault):
                 self.comparison.add(
                     "READER_FIELD_MISSING_DEFAULT_VALUE",
                     f"{path}/fields/{index}",
@@ -130,10 +130,6 @@ class _Checker:
 def _find_field(field: RecordField, fields: dict[str, RecordField]) -> RecordField | None:
     names = (field.name, *field.aliases)
     return next((fields[name] for name in names if name in fields), None)
-
-
-def _has_enum_default(schema: AvroSchema) -> bool:
-    return isinstance(schema, EnumType) and schema.default is not None
 
 
 def _short(name: str) -> str:
