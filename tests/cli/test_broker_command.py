@@ -62,6 +62,7 @@ def test_a_schema_registry_is_started_with_the_broker(tmp_path):
         assert json.loads(status.stdout)["schema_registry"] == url
         process.terminate()
         assert process.wait(COMMAND_SECONDS_MAX) == 0
+        assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
 
 
@@ -69,6 +70,8 @@ def test_the_second_line_names_the_schema_registry_and_an_open_one_is_a_warning(
     arguments = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path / "data", "--schema-registry", "0.0.0.0:0")
     with running(*arguments) as (process, line):
         assert "ready" in line
+        assert process.stdout is not None
+        assert process.stderr is not None
         assert process.stdout.readline().startswith("headrace schema registry ready: http://0.0.0.0:")
         process.terminate()
         process.wait(COMMAND_SECONDS_MAX)

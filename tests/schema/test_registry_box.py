@@ -216,6 +216,7 @@ def test_versions_continue_after_a_deletion_and_schemas_return(box, subject):
     client.delete_version(subject, 1)
     again = SchemaRegistryClient(box.schema_registry_url).register(subject, Schema(USER))
     assert (again.id, again.version) == (first.id, 2)
+    assert first.id is not None
     assert client.get_schema(first.id).schema.text == USER
 
 
@@ -229,6 +230,7 @@ def test_a_referenced_schema_is_not_deleted(box, subject):
     for path in (f"/subjects/{subject}", f"/subjects/{subject}/versions/1"):
         status, error = call(url, path, method="DELETE")
         assert (status, error["error_code"]) == (422, 42206)
+    assert registered.id is not None
     resolved = json.loads(client.get_schema(registered.id, format="resolved").schema.text)
     assert resolved["fields"][0]["type"]["fields"] == [{"name": "name", "type": "string"}]
     missing = Schema(team, references=(SchemaReference("User", subject, 9),))

@@ -1,4 +1,4 @@
-"""The broker's registry beside Apicurio: the same requests, the same verdicts, and the differences with their reasons."""
+"""The registry in the broker beside Apicurio: same requests, same verdicts, and the differences with their reasons."""
 
 from __future__ import annotations
 
