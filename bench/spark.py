@@ -117,7 +117,7 @@ def medians(batches: Iterable[dict[str, float]]) -> dict[str, float]:
     for batch in batches:
         for phase, milliseconds in batch.items():
             by_phase.setdefault(phase, []).append(milliseconds)
-    return {phase: statistics.median(found) for phase, found in by_phase.items()}
+    return {phase: statistics.median(samples) for phase, samples in by_phase.items()}
 
 
 def verdicts(rates: Figures, phases: Figures) -> list[dict[str, Any]]:
@@ -133,6 +133,8 @@ def verdicts(rates: Figures, phases: Figures) -> list[dict[str, Any]]:
     if "sink" in rates:
         # Both as they come. What a user may gain by telling the connector to make larger batches is in the table.
         judge("sink, exactly-once, to connector", ratio("sink", "headrace, exactly-once", "connector"), "≥", 1.9)
+        large = ratio("sink", "connector, large batches", "headrace, exactly-once")
+        judge("connector with batches of 256 KB, to ours", large, "≤", 0.75)
     if "source" in rates:
         for how in sorted({label.partition(", ")[2] for label in rates["source"]}):
             judge(f"source to connector: {how}", ratio("source", f"headrace, {how}", f"kafka, {how}"), "≥", 2.7)
@@ -163,11 +165,13 @@ def show(result: dict[str, Any], rates: Figures, phases: Figures, rows: list[dic
     if phases:
         print(f"medians of {len(result['batches'][OURS])} batches of 100 rows in two tasks, ms")
         show_phases("Spark's phases", phases, SPARK_PHASES)
-        commits = {sink: medians(found[WARM_UP_COMMITS:]) for sink, found in result["commits"].items()}
+        commits = {sink: medians(times[WARM_UP_COMMITS:]) for sink, times in result["commits"].items()}
         show_phases(
             "our phases of addBatch", {label: commits[label] for label in phases if label in commits}, OUR_PHASES
         )
     print()
+    if result["stalls"]:
+        print(f"Spark's connector stalled {len(result['stalls'])} times, and was measured again: {result['stalls'][0]}")
     for row in rows:
         print(f"{row['what']:62} {row['value']:8.2f}  {row['target']:>6}  {'met' if row['met'] else 'MISSED'}")
 

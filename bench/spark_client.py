@@ -39,6 +39,11 @@ STREAM_SECONDS_MAX = 120
 TUNED = {"kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
 PARTS = ("sink", "source", "embedded", "stream")
 STREAM_ROUNDS = 2
+WARM_UP_ROUNDS = 3
+"""After one, the JVMs of Spark and Kafka still compile: a tenth of the CPU time, and rates that rise."""
+STALLED = "Expiring"
+STALLS_MAX = 5
+STALL_CHARACTERS_MAX = 500
 Milliseconds = dict[str, float]
 T = TypeVar("T")
 
@@ -68,6 +73,8 @@ class Rounds:
     """The jobs. Each returns the seconds it took."""
 
     def __init__(self, spark: SparkSession, kafka: Topics, embedded: Topics, rows: int) -> None:
+        self.stalls: list[str] = []
+        """Errors of Spark's connector, whose jobs were repeated."""
         self._spark = spark
         self._kafka = kafka
         self._embedded = embedded
@@ -123,9 +130,12 @@ class Rounds:
         }
 
     def _filled(self, options: dict[str, str]) -> str:
-        topic = self._kafka.new()
-        self._timed_save("kafka", {"kafka.bootstrap.servers": self._kafka.bootstrap, "topic": topic, **options})
-        return topic
+        def fill() -> str:
+            topic = self._kafka.new()
+            self._timed_save("kafka", {"kafka.bootstrap.servers": self._kafka.bootstrap, "topic": topic, **options})
+            return topic
+
+        return repeated_if_stalled(fill, self.stalls)
 
     def _source_job(self, kind: str, how: str, topic: str) -> Callable[[], float]:
         def run() -> float:
@@ -173,7 +183,7 @@ class Rounds:
                 deadline = time.monotonic() + STREAM_SECONDS_MAX
                 while len(started.recentProgress) < STREAM_WARM_UP_BATCHES + STREAM_BATCHES:
                     if started.exception() or time.monotonic() > deadline:
-                        raise SystemExit(f"{kind} {options}: {started.exception() or 'too few batches'}")
+                        raise RuntimeError(f"{kind} {options}: {started.exception() or 'too few batches'}")
                     time.sleep(0.5)
                 progress = started.recentProgress
             finally:
@@ -198,13 +208,29 @@ def say(text: str) -> None:
         print(file=sys.stderr, flush=True)
 
 
-def take_turns(jobs: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Return the results by job. The first round is a warm-up and does not count."""
+def repeated_if_stalled(job: Callable[[], T], stalls: list[str]) -> T:
+    """Run a job; run it again if the Java producer of Spark's connector has stalled.
+
+    That happens now and then with kafka-clients 3.9 and Kafka 4.3: it gets OUT_OF_ORDER_SEQUENCE_NUMBER, retries for
+    delivery.timeout.ms (two minutes), and fails. A measurement without it is kind to the connector.
+    """
+    while True:
+        try:
+            return job()
+        except Exception as error:
+            if STALLED not in str(error) or len(stalls) >= STALLS_MAX:
+                raise
+            stalls.append(str(error)[:STALL_CHARACTERS_MAX])
+            say("Spark's connector has stalled; once more")
+
+
+def take_turns(jobs: Mapping[str, Callable[[], T]], rounds: int, stalls: list[str]) -> dict[str, list[T]]:
+    """Return the results by job. The first rounds are a warm-up and do not count."""
     samples: dict[str, list[T]] = {label: [] for label in jobs}
-    for number in range(-1, rounds):
+    for number in range(-WARM_UP_ROUNDS, rounds):
         for label, job in random.Random(number).sample(list(jobs.items()), len(jobs)):
-            say(f"round {number + 1} of {rounds}: {label}")
-            sample = job()
+            say(f"round {number + 1} of {rounds}: {label}" if number >= 0 else f"warm-up: {label}")
+            sample = repeated_if_stalled(job, stalls)
             if number >= 0:
                 samples[label].append(sample)
     return samples
@@ -236,16 +262,17 @@ def main() -> None:
             ("embedded", rounds.embedded_jobs),
         ):
             if part in parts:
-                seconds[part] = take_turns(jobs(), options.rounds)
+                seconds[part] = take_turns(jobs(), options.rounds, rounds.stalls)
         if "stream" in parts:
-            for label, runs in take_turns(rounds.stream_jobs(), STREAM_ROUNDS).items():
+            for label, runs in take_turns(rounds.stream_jobs(), STREAM_ROUNDS, rounds.stalls).items():
                 batches[label] = [batch for run in runs for batch in run]
     finally:
         say("")
         kafka.close()
         embedded.close()
         spark.stop()
-    options.output.write_text(json.dumps({"rows": options.rows, "seconds": seconds, "batches": batches}))
+    result = {"rows": options.rows, "seconds": seconds, "batches": batches, "stalls": rounds.stalls}
+    options.output.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -217,6 +217,7 @@ NUMBERS = pa.array(range(ROWS), pa.int64())
 BLOCKS_MAX = ROWS // 50
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("S04")
 @pytest.mark.parametrize("name", ["long", "int", "double", "float", "json", "str", "bytes", "bool", "short", "none"])
 def test_serializers_create_no_object_for_each_row(name):
@@ -227,6 +228,7 @@ def test_serializers_create_no_object_for_each_row(name):
     assert python_blocks({"value.serializer": name}, {"value": column, "key": NUMBERS.cast(pa.string())}) < BLOCKS_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("S04")
 @pytest.mark.parametrize("name", PARTITIONERS)
 @pytest.mark.parametrize("keys", ["none", "some", "all"])
@@ -245,6 +247,7 @@ def test_headers_create_no_object_for_each_row():
     assert blocks < BLOCKS_MAX
 
 
+@pytest.mark.slow
 def test_a_serializer_without_a_method_for_columns_creates_objects_for_each_row():
     """The count above does detect them."""
     rows = ROWS // 50

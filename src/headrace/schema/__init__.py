@@ -3,6 +3,7 @@
     types.py    schemas, registered schemas, the subjects under which a registry keeps them
     framing.py  the schema id before a payload, or in a header; single values and Arrow columns
     codec.py    what the codecs of all formats share; the loops over rows are in _plan/
+    formats.py  all formats behind one interface
     avro.py     Avro values to and from Arrow columns; schemas and plans are in avro_*.py, the loops in _avro/
 
 The client of a schema registry is `headrace.client.registry`.

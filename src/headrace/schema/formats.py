@@ -1,0 +1,151 @@
+"""The formats of schemas behind one interface: what a client needs of a schema, whatever language it is written in.
+
+    CompleteSchema → parse → ParsedSchema → ColumnDecoder, ColumnEncoder, Arrow type, record name
+    Arrow type → derive → Schema
+
+This is the only module that knows all formats. It imports the modules of a format on first use, so that a program pays
+for the formats that it uses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.errors import SchemaError
+from headrace.schema.types import Schema, SchemaFormat
+
+if TYPE_CHECKING:
+    from headrace.schema.avro_schema import AvroSchema
+    from headrace.schema.codec import ColumnDecoder, ColumnEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteSchema:
+    """A schema with the schemas that it refers to, by name: each after those that it refers to itself.
+
+    It can be pickled, and read without a registry.
+    """
+
+    schema: Schema
+    references: Mapping[str, Schema] = field(default_factory=dict)
+
+
+class ParsedSchema(ABC):
+    """A parsed schema of one format.
+
+    `message` is the full name of a message type of a Protobuf schema, by default the first one. The other formats have
+    one type in a schema, and ignore it.
+    """
+
+    format: SchemaFormat
+    has_message_indexes = False
+    """Whether the position of the message type follows the schema id in a value."""
+
+    @abstractmethod
+    def record_name(self, message: str | None = None) -> str | None:
+        """Return the full name of the type, such as `shop.Order`; None if it has none."""
+
+    @abstractmethod
+    def arrow_type(self, columns: Sequence[str] | None = None, message: str | None = None) -> pa.DataType:
+        """Return the Arrow type of values; with `columns`, of these fields only."""
+
+    @abstractmethod
+    def decoder(
+        self,
+        reader: ParsedSchema | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        message: str | None = None,
+        reader_message: str | None = None,
+    ) -> ColumnDecoder:
+        """Return a decoder of values that were written with this schema, to the type of the reader's."""
+
+    @abstractmethod
+    def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
+        """Return an encoder of columns of an Arrow type."""
+
+    def message_indexes(self, message: str | None = None) -> tuple[int, ...] | None:
+        """Return the position of a message type, which follows the schema id; None if the format has none."""
+        return None
+
+    def message_at(self, indexes: Sequence[int]) -> str | None:
+        """Return the full name of the message type at a position; raises SchemaError if there is none."""
+        return None
+
+
+def parse(source: CompleteSchema) -> ParsedSchema:
+    """Return a schema parsed; raises SchemaError if it is invalid."""
+    return _parsed_class(source.schema.format).parse(source)
+
+
+def derive(format: SchemaFormat, arrow_type: pa.DataType, record_name: str) -> Schema:
+    """Return a schema for an Arrow type, under a full name such as `shop.Order`."""
+    return _parsed_class(format).derive(arrow_type, record_name)
+
+
+class _Avro(ParsedSchema):
+    format = SchemaFormat.AVRO
+
+    def __init__(self, model: AvroSchema) -> None:
+        self._model = model
+
+    @classmethod
+    def parse(cls, source: CompleteSchema) -> ParsedSchema:
+        from headrace.schema.avro import parse_schema
+
+        texts = [reference.text for reference in source.references.values()]
+        return cls(parse_schema(source.schema.text, texts))
+
+    @classmethod
+    def derive(cls, arrow_type: pa.DataType, record_name: str) -> Schema:
+        from headrace.schema.avro import derive_schema
+
+        namespace, _, name = record_name.rpartition(".")
+        return Schema(derive_schema(arrow_type, name, namespace), cls.format)
+
+    def record_name(self, message: str | None = None) -> str | None:
+        # A primitive type is named after itself, as in Java's Schema.getFullName.
+        return str(getattr(self._model, "name", self._model.kind))
+
+    def arrow_type(self, columns: Sequence[str] | None = None, message: str | None = None) -> pa.DataType:
+        return self.decoder(columns=columns).arrow_type
+
+    def decoder(
+        self,
+        reader: ParsedSchema | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        message: str | None = None,
+        reader_message: str | None = None,
+    ) -> ColumnDecoder:
+        from headrace.schema.avro import AvroDecoder
+
+        return AvroDecoder(self._model, None if reader is None else _same_format(reader, _Avro)._model, columns)
+
+    def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
+        from headrace.schema.avro import AvroEncoder
+
+        return AvroEncoder(self._model, arrow_type)
+
+
+_CLASSES = {SchemaFormat.AVRO: _Avro}
+
+
+def _parsed_class(format: SchemaFormat) -> type[_Avro]:
+    if format not in _CLASSES:
+        names = ", ".join(known.value for known in _CLASSES)
+        raise SchemaError(f"no codec for {format.value} schemas: expected {names}")
+    return _CLASSES[format]
+
+
+def _same_format(schema: ParsedSchema, cls: type[_Avro]) -> _Avro:
+    if not isinstance(schema, cls):
+        raise SchemaError(
+            f"values of {cls.format.value} schemas cannot be read as {schema.format.value}; use schemas of one format"
+        )
+    return schema
