@@ -20,6 +20,7 @@ from tests.support.avro_types import fastavro_bytes
 from tests.support.scripted_registry import SmallRegistry
 
 confluent = pytest.importorskip("confluent_kafka.schema_registry")
+from confluent_kafka.schema_registry import topic_subject_name_strategy  # noqa: E402
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer  # noqa: E402
 from confluent_kafka.schema_registry.serde import SchemaId  # noqa: E402
 from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: E402
@@ -44,6 +45,8 @@ NEWER = {
         {"name": "state", "type": "string", "default": "NEW"},
     ],
 }
+BY_TOPIC = {"subject.name.strategy": topic_subject_name_strategy}
+"""Their default strategy sends a request for each serializer that Apicurio does not know, and may not respond to."""
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 AT = datetime.datetime(2026, 3, 1, 12, 30, 0, 123456, tzinfo=datetime.UTC)
 
@@ -70,7 +73,7 @@ def ours(apicurio_registry):
 
 @pytest.fixture
 def theirs(apicurio_registry):
-    with confluent.SchemaRegistryClient({"url": apicurio_registry.url}) as client:
+    with confluent.SchemaRegistryClient({"url": apicurio_registry.url, "timeout": 20}) as client:
         yield client
 
 
@@ -84,7 +87,7 @@ def context(topic, headers=None):
 
 
 def test_values_of_confluents_avro_serializer_are_decoded_equal(ours, theirs, topic):
-    serialize = AvroSerializer(theirs, json.dumps(ORDER))
+    serialize = AvroSerializer(theirs, json.dumps(ORDER), conf=BY_TOPIC)
     orders = [order(number) for number in range(200)]
     values = pa.array([serialize(each, context(topic)) for each in orders], pa.binary())
     column, row_errors = SchemaDecoder(ours, settings(reader="latest")).decode(topic, values)
@@ -99,13 +102,14 @@ def test_confluents_avro_deserializer_reads_encoded_columns(ours, theirs, topic)
     column = SchemaDecoder(ours, settings(reader="latest")).arrow_type(topic)
     values, row_errors = encoder.encode(topic, pa.array(orders, column))
     assert row_errors == []
-    assert [AvroDeserializer(theirs)(value, context(topic)) for value in values.to_pylist()] == orders
-    serialize = AvroSerializer(theirs, json.dumps(ORDER), conf={"auto.register.schemas": False})
+    deserialize = AvroDeserializer(theirs, conf=BY_TOPIC)
+    assert [deserialize(value, context(topic)) for value in values.to_pylist()] == orders
+    serialize = AvroSerializer(theirs, json.dumps(ORDER), conf={"auto.register.schemas": False, **BY_TOPIC})
     assert values.to_pylist() == [serialize(each, context(topic)) for each in orders]
 
 
 def test_a_batch_of_old_and_new_schemas_is_read_as_the_latest(ours, theirs, topic):
-    old, new = (AvroSerializer(theirs, json.dumps(schema)) for schema in (ORDER, NEWER))
+    old, new = (AvroSerializer(theirs, json.dumps(schema), conf=BY_TOPIC) for schema in (ORDER, NEWER))
     values = [
         old(order(number), context(topic)) if number % 5 == 0 else new(order(number, state="PAID"), context(topic))
         for number in range(100)
@@ -121,7 +125,8 @@ def test_a_derived_schema_is_read_by_confluents_deserializer(ours, theirs, topic
     kind = pa.struct([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("day", pa.date32())])
     rows = [{"id": 1, "name": "x", "day": datetime.date(2026, 1, 2)}, {"id": 2, "name": None, "day": None}]
     values, _ = SchemaEncoder(ours, settings(auto_register=True)).encode(topic, pa.array(rows, kind))
-    assert [AvroDeserializer(theirs)(value, context(topic)) for value in values.to_pylist()] == rows
+    deserialize = AvroDeserializer(theirs, conf=BY_TOPIC)
+    assert [deserialize(value, context(topic)) for value in values.to_pylist()] == rows
 
 
 def test_an_incompatible_derived_schema_fails_in_the_registrys_words(ours, topic):
