@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from headrace.errors import SchemaError
+from headrace.schema.codec import shorten
 
 DEPTH_MAX = 100
 TYPES_MAX = 20_000
@@ -162,10 +163,6 @@ def describe(schema: AvroSchema) -> str:
     if isinstance(schema, MapType):
         return f"map of {describe(schema.values)}"
     return f"union of {', '.join(map(describe, schema.branches))}"
-
-
-def shorten(text: str, chars_max: int = 80) -> str:
-    return text if len(text) <= chars_max else f"{text[: chars_max - 3]}..."
 
 
 def _load(text: str) -> Any:
