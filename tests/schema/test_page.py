@@ -1,4 +1,4 @@
-"""Pages with a schema registry are run with Apicurio Registry at its address."""
+"""Pages with a schema registry are run with Apicurio Registry at its address, and with the broker's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_there_is_a_page_with_a_registry():
 
 
 @pytest.mark.parametrize("page", WITH_REGISTRY, ids=lambda page: page.stem)
-def test_the_blocks_of_a_page_run(page, apicurio_registry, tmp_path):
-    with Reader(tmp_path / "reader", registry_url=apicurio_registry.url) as reader:
+def test_the_blocks_of_a_page_run(page, registry, tmp_path):
+    with Reader(tmp_path / "reader", registry_url=registry.url) as reader:
         reader.read(page)
