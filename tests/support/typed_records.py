@@ -116,4 +116,4 @@ def read_table(options: Mapping[str, str], schema: StructType | None = None) -> 
 
 
 def _shipped(thing: Any) -> Any:
-    return cloudpickle.loads(cloudpickle.dumps(thing))  # type: ignore[no-untyped-call]
+    return cloudpickle.loads(cloudpickle.dumps(thing))

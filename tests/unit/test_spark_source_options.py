@@ -15,8 +15,8 @@ from pyspark.sql import types
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import ConfigError
 from headrace.spark import consumer_options
-from headrace.spark.offset_specs import OffsetSpec, Subscription
 from headrace.spark.datasource import HeadraceDataSource
+from headrace.spark.offset_specs import OffsetSpec, Subscription
 from headrace.spark.source_options import Mode, check_columns, parse, schema, schema_of, warn_of_no_effect
 from headrace.types import TopicPartition
 

@@ -2,28 +2,37 @@
 
 options of a query → FormatOptions.parse → settings of keys and values, options of the registry → pickled
                                          → registry()   one client in each process
+    executors: when_available    waits for a registry, with a line in the log
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from headrace.config.registry_options import PREFIX, REGISTRY_OPTIONS
 from headrace.config.serde_options import ALIASES, SERDE_OPTIONS
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RegistryUnavailableError
 
 if TYPE_CHECKING:
     from headrace.client.registry import SchemaRegistryClient
     from headrace.client.serde import SerdeSettings
     from headrace.schema.types import RecordField
 
+T = TypeVar("T")
+
+log = logging.getLogger("headrace")
+
 REGISTRIES_MAX = 16
 """Clients of registries in a process; beyond that, all are made anew."""
 
+WAIT_SECONDS = 1.0
+"""Between two requests to a registry that is unavailable. The client has retried before."""
 FORMAT_NAMES = frozenset((*SERDE_OPTIONS, *ALIASES, *REGISTRY_OPTIONS))
 """All options of this module, in lower case."""
 
@@ -79,3 +88,22 @@ class FormatOptions:
                     _registries.clear()
                 _registries[key] = registry_from(self.registry_options)
             return _registries[key]
+
+
+def when_available(use_registry: Callable[[], T], timeout_ms: float, what: str) -> T:
+    """Call a function that may need an unknown schema. While the registry is unavailable, wait, and say so in the log.
+
+    `what` names what is waited for, and the option with the time.
+    """
+    started_at = time.monotonic()
+    while True:
+        try:
+            return use_registry()
+        except RegistryUnavailableError as error:
+            if (time.monotonic() - started_at) * 1000 >= timeout_ms:
+                raise RegistryUnavailableError(
+                    f"timed out after {timeout_ms:.0f} ms waiting for {what}: {error}. Check that the schema registry "
+                    "runs and that schema.registry.url is its address"
+                ) from error
+            log.warning("waiting for the schema registry, which has to give %s: %s", what, error)
+            time.sleep(WAIT_SECONDS)

@@ -12,7 +12,6 @@ import logging
 import os
 import pickle
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,9 +19,9 @@ import pyarrow.compute as pc
 
 from headrace.client.schema_decoder import DecodedColumn, SchemaDecoder
 from headrace.client.serde import RowCause, SerdeRowError
-from headrace.errors import RegistryUnavailableError
 from headrace.spark.arrow_types import arrow_type, conform_rows
 from headrace.spark.errors import BadRecordError
+from headrace.spark.format_options import when_available
 from headrace.spark.source_options import CORRUPT, BadRecords, SourceOptions
 from headrace.types import TopicPartition
 
@@ -38,8 +37,6 @@ log = logging.getLogger("headrace")
 CORRUPT_TYPE = pa.struct([("key", pa.binary()), ("value", pa.binary()), ("error", pa.string())])
 DECODERS_MAX = 32
 """Decoders that a process keeps; beyond that, all are made anew."""
-WAIT_SECONDS = 1.0
-"""Between two requests to a registry that is unavailable. The client has retried before."""
 ERROR_CHARS_MAX = 2000
 
 _decoders: dict[bytes, SchemaDecoder] = {}  # Guarded by _lock.
@@ -109,7 +106,7 @@ class RecordDecoding:
         self, name: RecordField, decoder: SchemaDecoder, rows: pa.RecordBatch
     ) -> tuple[pa.Array, Sequence[SerdeRowError]]:
         try:
-            decoded = self._decode_when_available(name, decoder, rows)
+            decoded = self._decoded(name, decoder, rows)
         except OverflowError as error:
             if rows.num_rows > 1:
                 raise
@@ -122,30 +119,13 @@ class RecordDecoding:
         ]
         return column, errors
 
-    def _decode_when_available(self, name: RecordField, decoder: SchemaDecoder, rows: pa.RecordBatch) -> DecodedColumn:
-        """Decode a column. If that needs an unknown schema while the registry is unavailable, wait for it."""
-        topic, timeout_ms = self._whole.topic, self._options.poll_timeout_ms
-        started_at = time.monotonic()
-        while True:
-            try:
-                return decoder.decode(topic, rows.column(name), rows.column("headers"))
-            except RegistryUnavailableError as error:
-                offset = rows.column("offset")[0].as_py()
-                if (time.monotonic() - started_at) * 1000 >= timeout_ms:
-                    raise RegistryUnavailableError(
-                        f"{self._name}, from offset {offset}: timed out after {timeout_ms} ms "
-                        f"(kafkaConsumer.pollTimeoutMs) waiting for the schema of a {name}: {error}. Check that the "
-                        "schema registry runs and that schema.registry.url is its address"
-                    ) from error
-                log.warning(
-                    "%s, from offset %d: waiting for the schema registry, because a %s has a schema that is not known "
-                    "here: %s",
-                    self._name,
-                    offset,
-                    name,
-                    error,
-                )
-                time.sleep(WAIT_SECONDS)
+    def _decoded(self, name: RecordField, decoder: SchemaDecoder, rows: pa.RecordBatch) -> DecodedColumn:
+        offset = rows.column("offset")[0].as_py()
+        return when_available(
+            lambda: decoder.decode(self._whole.topic, rows.column(name), rows.column("headers")),
+            self._options.poll_timeout_ms,
+            f"the schema of a {name} of {self._name}, from offset {offset} (kafkaConsumer.pollTimeoutMs)",
+        )
 
     def _refuse(self, name: str, error: SerdeRowError, rows: pa.RecordBatch) -> None:
         """Raise if a record that cannot be decoded ends the query."""
