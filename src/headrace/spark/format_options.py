@@ -102,8 +102,7 @@ def when_available(use_registry: Callable[[], T], timeout_ms: float, what: str) 
         except RegistryUnavailableError as error:
             if (time.monotonic() - started_at) * 1000 >= timeout_ms:
                 raise RegistryUnavailableError(
-                    f"timed out after {timeout_ms:.0f} ms waiting for {what}: {error}. Check that the schema registry "
-                    "runs and that schema.registry.url is its address"
+                    f"timed out after {timeout_ms:.0f} ms waiting for {what}: {error}"
                 ) from error
             log.warning("waiting for the schema registry, which has to give %s: %s", what, error)
             time.sleep(WAIT_SECONDS)

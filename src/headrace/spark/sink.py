@@ -115,10 +115,7 @@ def _writer_schemas(
         if known:
             log.warning("continuing with the schemas that are known: %s", error)
             return known
-        raise PlanError(
-            f"the schema of topic {options.topic!r} is not known: {error}. Check that the schema registry runs and "
-            "that schema.registry.url is its address"
-        ) from error
+        raise PlanError(f"the schema of topic {options.topic!r} is not known: {error}") from error
 
 
 def _look_up(options: SinkOptions, first_connection_ms: float | None) -> Limits:

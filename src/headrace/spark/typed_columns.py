@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as spark
 
 from headrace.client.schema_decoder import SchemaDecoder
-from headrace.errors import (
-    ConfigError,
-    RegistryUnavailableError,
-    SchemaError,
-    SchemaNotFoundError,
-)
+from headrace.errors import ConfigError, SchemaError, SchemaNotFoundError
 from headrace.schema.types import Schema
 from headrace.spark.arrow_types import spark_type
 from headrace.spark.errors import PlanError
@@ -120,10 +115,6 @@ def _explained(decoder: SchemaDecoder, name: str, topic: str) -> TopicSchema:
     try:
         schema = decoder.topic_schema(topic)
         spark_type(decoder.arrow_type(topic))
-    except RegistryUnavailableError as error:
-        raise PlanError(
-            f"{fact}: {error}. Check that the schema registry runs and that schema.registry.url is its address"
-        ) from error
     except SchemaNotFoundError as error:
         raise PlanError(
             f"{fact}: {error}. Register a schema, or set {_reader_option(name)} to the text of one"
