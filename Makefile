@@ -125,7 +125,7 @@ bench-wire: .venv/.ready .venv/.kernel
 
 # Avro to and from Arrow columns, beside fastavro.
 bench-schema: .venv/.ready .venv/.kernel
-	@$(BIN)/python -m bench.schema
+	@$(BIN)/python -m bench.schema; first=$$?; $(BIN)/python -m bench.spark_schema && exit $$first
 
 bench-producer: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.producer
