@@ -20,6 +20,7 @@ MODULES = {
     "headrace.wire._kernel": "headrace.wire._reference",
     "headrace.producer._send.compiled": "headrace.producer._send.reference",
     "headrace.schema._avro.compiled": "headrace.schema._avro.reference",
+    "headrace.schema._json.compiled": "headrace.schema._json.reference",
     "headrace.client._prompt": None,
 }
 

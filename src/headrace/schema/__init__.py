@@ -5,6 +5,7 @@
     codec.py    what the codecs of all formats share; the loops over rows are in _plan/
     formats.py  all formats behind one interface
     avro.py     Avro values to and from Arrow columns; schemas and plans are in avro_*.py, the loops in _avro/
+    json_schema.py  JSON values with a JSON schema; schemas and plans are in json_*.py, the loops in _json/
 
 The client of a schema registry is `headrace.client.registry`.
 """
