@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from typing import Any
 
 import fastavro
 import pyarrow as pa
@@ -39,7 +40,7 @@ SCHEMA = {
     ],
 }
 ORDERS = types.StructType().add("id", "long").add("state", "string").add("note", "string")
-ROWS = [{"id": 1, "state": "NEW", "note": None}, {"id": 2, "state": "PAID", "note": "ü"}, None]
+ROWS: list[Any] = [{"id": 1, "state": "NEW", "note": None}, {"id": 2, "state": "PAID", "note": "ü"}, None]
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def prepare(options, rows, schema=None, **others):
         }
     )
     plan = ColumnPlan(options, limits, "task 0", lambda topic, highest: 1)
-    sent = {}
+    sent: dict[str, list[dict[str, Any]]] = {}
     for sending in plan.prepare(batch):
         sent.setdefault(sending.topic, []).extend(sending.columns.to_pylist())
     return sent, plan
@@ -411,7 +412,7 @@ def test_dead_letters_of_schemas_are_in_the_commit(spark, headrace_broker, regis
     good = [value for rows in committed(headrace_broker.bootstrap, topic).values() for _, value in rows]
     letters = [value for rows in committed(headrace_broker.bootstrap, dead).values() for _, value in rows]
     assert sorted(decoded(value)[1]["id"] for value in good) == [number for number in range(100) if number % 10]
-    assert sorted(json.loads(value)["id"] for value in letters) == list(range(0, 100, 10))
+    assert sorted(json.loads(value or b"")["id"] for value in letters) == list(range(0, 100, 10))
 
 
 def test_planning_errors_reach_the_user_of_spark(spark, headrace_broker, registry, topic):

@@ -92,6 +92,7 @@ def test_values_become_a_struct_column(headrace_broker, topic, query):
 
     assert schema["value"].dataType.simpleString() == ORDER_TYPE
     assert schema["value"].nullable
+    assert isinstance(schema["value"].dataType, types.StructType)
     assert [field.nullable for field in schema["value"].dataType] == [False, True, False]
     assert schema["key"].dataType.simpleString() == "binary"
     assert ids_of(table) == [0, 1, 2, 3, 4, None]
