@@ -1,4 +1,6 @@
-"""`make bench-schema`: Avro and JSON to Arrow columns and back, beside other libraries, in one process on one core.
+"""`make bench-schema`: Avro, Protobuf and JSON to Arrow columns and back, beside other libraries.
+
+One process on one core. The cases of Protobuf are in schema_protobuf.py.
 
 Two records: four columns (long, string, double, timestamp; two of them nullable), and a nested one (record, array of
 records, map, enum, decimal, union). fastavro's rows are made into Arrow columns as well for "to Arrow"; the target is
@@ -25,6 +27,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from bench.harness import Case, measure, report
+from bench.schema_protobuf import protobuf_cases
 from headrace.schema.avro import AvroDecoder, AvroEncoder
 from headrace.schema.json_schema import JsonDecoder, JsonEncoder
 from headrace.wire.kernel import KERNEL_NAME
@@ -215,9 +218,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    cases = [*cases_of("four columns", FLAT, flat_row), *cases_of("nested", NESTED, nested_row), *json_cases()]
+    cases = [*cases_of("four columns", FLAT, flat_row), *cases_of("nested", NESTED, nested_row)]
+    cases += [*protobuf_cases(), *json_cases()]
     measure(cases, options.rounds)
-    met = report(f"Avro and JSON, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
+    met = report(f"Avro, Protobuf and JSON, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
     medians = {case.name: case.median_ns for case in cases}
     for title in ("four columns", "nested"):
         for what in ("decode", "encode"):

@@ -1,12 +1,14 @@
-"""One Apicurio Registry for the whole run."""
+"""Two registries for the whole run: Apicurio, and the one in the broker."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
+from headrace.broker import EmbeddedBroker
 from tests.support.peers import apicurio
 from tests.support.peers.apicurio import ApicurioRegistry
 from tests.support.peers.fetched import DOWNLOAD_SECONDS_MAX
@@ -18,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Allow for the start of the registry during a test, and for its download on the first run."""
     seconds = REGISTRY_SECONDS_MAX if apicurio.is_installed() else 2 * DOWNLOAD_SECONDS_MAX
     for item in items:
-        if "apicurio_registry" in getattr(item, "fixturenames", ()):
+        if {"apicurio_registry", "registry"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.timeout(seconds))
 
 
@@ -29,6 +31,28 @@ def apicurio_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apic
     registry.start()
     yield registry
     registry.remove()
+
+
+@pytest.fixture(scope="session")
+def box() -> Iterator[EmbeddedBroker]:
+    """A broker with a schema registry, shared by all tests: use unique subjects and topics."""
+    with EmbeddedBroker(schema_registry=True) as broker:
+        yield broker
+
+
+class Registry(NamedTuple):
+    """A registry to run a test against."""
+
+    name: str
+    url: str
+
+
+@pytest.fixture(scope="session", params=["apicurio", "headrace"])
+def registry(request: pytest.FixtureRequest) -> Registry:
+    """Each of the registries."""
+    if request.param == "headrace":
+        return Registry(request.param, request.getfixturevalue("box").schema_registry_url)
+    return Registry(request.param, request.getfixturevalue("apicurio_registry").url)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Pages with a schema registry are run with Apicurio Registry at its address."""
+"""Pages with a schema registry are run with Apicurio Registry at its address, and with the broker's."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def with_marks(page):
 
 
 @pytest.mark.parametrize("page", [with_marks(page) for page in WITH_REGISTRY])
-def test_the_blocks_of_a_page_run(page, apicurio_registry, tmp_path):
-    with Reader(tmp_path / "reader", registry_url=apicurio_registry.url) as reader:
+def test_the_blocks_of_a_page_run(page, registry, tmp_path):
+    with Reader(tmp_path / "reader", registry_url=registry.url) as reader:
         reader.read(page)

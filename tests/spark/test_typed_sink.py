@@ -392,6 +392,24 @@ def test_typed_columns_go_through_a_topic_unchanged(spark, headrace_broker, regi
 
 
 @pytest.mark.every_run
+@pytest.mark.parametrize("format", ["protobuf", "json"])
+def test_other_formats_go_through_a_topic_unchanged(spark, headrace_broker, registry, format):
+    topic = headrace_broker.create_topic(unique(format), 2)
+    frame = spark.range(0, 300, 1, 2).selectExpr(
+        "named_struct('id', id, 'name', CONCAT('ü', id), 'ratio', id / 8, 'flag', id % 2 = 0, "
+        "'tags', ARRAY('a', CAST(id AS STRING)), 'inner', named_struct('n', id)) AS value"
+    )
+
+    write(frame, headrace_broker, registry, topic, value__format=format)
+    table = load(spark, headrace_broker, registry, topic, value__format=format)
+
+    by_id = "value.id", "to_json(value) AS value"
+    assert sorted(table.selectExpr(*by_id).collect()) == sorted(frame.selectExpr(*by_id).collect())
+    some = load(spark, headrace_broker, registry, topic, "value STRUCT<inner: STRUCT<n: BIGINT>>", value__format=format)
+    assert sorted(row.value.inner.n for row in some.collect()) == list(range(300))
+
+
+@pytest.mark.every_run
 def test_dead_letters_of_schemas_are_in_the_commit(spark, headrace_broker, registry, topic):
     dead = headrace_broker.create_topic(unique("dead"))
     frame = spark.range(0, 100, 1, 2).selectExpr(

@@ -152,6 +152,47 @@ def test_a_schema_id_in_a_header_is_found(headrace_broker, registry, topic, quer
     assert table.column("headers").to_pylist()[0][0]["value"] == header
 
 
+PROTO = """
+syntax = "proto3";
+package shop;
+message Refund { int64 id = 1; }
+message Order { int64 id = 1; string customer = 2; optional string note = 3; }
+"""
+
+
+def test_a_message_type_of_a_protobuf_schema_can_be_chosen(headrace_broker, registry, query):
+    topic = headrace_broker.create_topic(unique("proto"))
+    schema_id = registry.add(f"{topic}-value", PROTO, "PROTOBUF")
+    order_value = framing.encode_id(schema_id, [1]) + b"\x08\x07\x12\x03Ann"
+    send(headrace_broker.bootstrap, topic, [order_value])
+    options = query(subscribe=topic, value_format="protobuf", value_record_name="shop.Order")
+
+    (row,) = values_of(read_table(options))
+
+    assert (row["id"], row["customer"], row["note"]) == (7, "Ann", None)
+
+
+def test_json_values_have_the_types_of_their_schema(headrace_broker, registry, query):
+    topic = headrace_broker.create_topic(unique("json"))
+    schema = {
+        "type": "object",
+        "required": ["id"],
+        "properties": {"id": {"type": "integer"}, "note": {"type": "string"}},
+    }
+    schema_id = registry.add(f"{topic}-value", json.dumps(schema), "JSON")
+    bad, good = (framing.encode_id(schema_id) + text for text in (b'{"note": "x"}', b'{"id": 3, "more": 1}'))
+    send(headrace_broker.bootstrap, topic, [good, bad])
+    options = query(subscribe=topic, value_format="json", on_bad_record="null")
+
+    assert planned(options)[1]["value"].dataType.simpleString() == "struct<id:bigint,note:string>"
+    assert values_of(read_table(options)) == [{"id": 3, "note": None}, None]
+
+
+def test_a_schema_of_another_format_is_an_error_with_the_remedy(query, topic):
+    with pytest.raises(PlanError, match=f"{topic}-value.*format avro, value.format is json; change the option"):
+        planned(query(value_format="json"))
+
+
 # -- chosen fields ---------------------------------------------------------------------------------
 
 
