@@ -15,6 +15,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import types
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from headrace.client.schema_decoder import SchemaDecoder
 from headrace.errors import ConfigError, RegistryUnavailableError
 from headrace.schema import framing
 from headrace.spark import format_options
@@ -339,6 +340,33 @@ def test_a_time_that_spark_cannot_hold_is_a_bad_record(headrace_broker, topic, q
 
     assert ids_of(table) == [0, None, 2]
     assert "out of the range" in table.column("_corrupt").to_pylist()[1]["error"]
+
+
+def test_an_array_that_claims_a_huge_size_is_a_bad_record(headrace_broker, registry, query):
+    topic = headrace_broker.create_topic(unique("arrays"))
+    schema_id = registry.add(f"{topic}-value", '{"type": "array", "items": "long"}')
+    huge = framing.encode_id(schema_id) + b"\xfe\xff\xff\xff\xff\xff\x7f"
+    send(headrace_broker.bootstrap, topic, [huge, avro({"type": "array", "items": "long"}, [1, 2], schema_id)])
+
+    assert values_of(read_table(query(subscribe=topic, on_bad_record="null"))) == [None, [1, 2]]
+
+
+def test_rows_that_are_too_large_together_come_in_smaller_batches(headrace_broker, topic, query, monkeypatch):
+    decode = SchemaDecoder.decode
+
+    def limited(decoder, topic, values, headers=None):
+        if len(values) > 2 or any(b"c4" in value for value in values.to_pylist()):
+            raise OverflowError("the decoded column is too large")
+        return decode(decoder, topic, values, headers)
+
+    monkeypatch.setattr(SchemaDecoder, "decode", limited)
+    send(headrace_broker.bootstrap, topic, orders(range(8)))
+
+    table = read_table(query(on_bad_record="corrupt-column"))
+
+    assert ids_of(table) == [0, 1, 2, 3, None, 5, 6, 7]
+    assert "too large" in table.column("_corrupt").to_pylist()[4]["error"]
+    assert [len(chunk) for chunk in table.column("value").chunks] == [2, 2, 1, 1, 2]
 
 
 def test_a_schema_that_is_too_deep_is_a_named_error(headrace_broker, registry, query, topic):

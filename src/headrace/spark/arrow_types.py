@@ -133,9 +133,10 @@ def conform_rows(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[
     except pa.ArrowInvalid:
         if len(column) == 1:
             return pa.nulls(1, target), [0]
+    # Copies, because slices of lists keep the items of all rows.
     half = len(column) // 2
-    first, first_rows = conform_rows(column.slice(0, half), target)
-    last, last_rows = conform_rows(column.slice(half), target)
+    first, first_rows = conform_rows(column.take(pa.array(range(half))), target)
+    last, last_rows = conform_rows(column.take(pa.array(range(half, len(column)))), target)
     return pa.concat_arrays([first, last]), first_rows + [half + row for row in last_rows]
 
 
