@@ -35,6 +35,7 @@ def find_schemas(options: SourceOptions, topics: Iterable[str] | None = None) ->
     """Return the readers' schemas of a query: of these topics, by default of all that it subscribes to."""
     assert options.formats is not None
     registry = options.formats.registry()
+    registry.expire_latest()  # the process of an earlier query may know an older version
     names: Sequence[str] | None = None if topics is None else sorted(topics)
     schemas: dict[RecordField, TopicSchemas] = {}
     for name, settings in options.formats.settings.items():
