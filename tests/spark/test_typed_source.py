@@ -360,13 +360,16 @@ def test_rows_that_are_too_large_together_come_in_smaller_batches(headrace_broke
         return decode(decoder, topic, values, headers)
 
     monkeypatch.setattr(SchemaDecoder, "decode", limited)
-    send(headrace_broker.bootstrap, topic, orders(range(8)))
+    headers = [[("number", b"%d" % number)] if number % 2 else [] for number in range(8)]
+    send(headrace_broker.bootstrap, topic, orders(range(8)), headers=headers)
 
-    table = read_table(query(on_bad_record="corrupt-column"))
+    table = read_table(query(on_bad_record="corrupt-column", includeHeaders="true"))
 
     assert ids_of(table) == [0, 1, 2, 3, None, 5, 6, 7]
     assert "too large" in table.column("_corrupt").to_pylist()[4]["error"]
     assert [len(chunk) for chunk in table.column("value").chunks] == [2, 2, 1, 1, 2]
+    numbers = [row and row[0]["value"] for row in table.column("headers").to_pylist()]
+    assert numbers == [None, b"1", None, b"3", None, b"5", None, b"7"]
 
 
 def test_a_schema_that_is_too_deep_is_a_named_error(headrace_broker, registry, query, topic):
