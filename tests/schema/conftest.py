@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from headrace.broker import EmbeddedBroker
+from headrace.client.registry import SchemaRegistryClient
 from tests.support.peers import apicurio
 from tests.support.peers.apicurio import ApicurioRegistry
 from tests.support.peers.fetched import DOWNLOAD_SECONDS_MAX
@@ -59,3 +60,23 @@ def registry(request: pytest.FixtureRequest) -> Registry:
 def subject() -> str:
     """A new subject."""
     return f"orders-{uuid.uuid4().hex[:12]}-value"
+
+
+@pytest.fixture
+def apicurio_client(apicurio_registry: ApicurioRegistry) -> SchemaRegistryClient:
+    """The client of headrace on Apicurio Registry."""
+    return SchemaRegistryClient(apicurio_registry.url)
+
+
+@pytest.fixture
+def confluent_client(apicurio_registry: ApicurioRegistry) -> Iterator[Any]:
+    """Confluent's client on Apicurio Registry."""
+    confluent = pytest.importorskip("confluent_kafka.schema_registry")
+    with confluent.SchemaRegistryClient({"url": apicurio_registry.url, "timeout": 20}) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    """A new topic."""
+    return f"orders-{uuid.uuid4().hex[:12]}"

@@ -97,6 +97,8 @@ class SmallRegistry(Scripted):
                 return self._schema(int(requested))
             case "GET", ["schemas", "guids", guid]:
                 return self._schema(UUID(guid).int)
+            case "GET", ["subjects", subject, "versions"] if subject in self.subjects:
+                return 200, list(range(1, len(self.subjects[subject]) + 1))
             case "GET", ["subjects", subject, "versions", version] if subject in self.subjects:
                 ids = self.subjects[subject]
                 number = len(ids) if version == "latest" else int(version)

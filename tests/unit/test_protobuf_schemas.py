@@ -274,6 +274,23 @@ def test_schemas_are_limited():
         parse_schema('import "a.proto";', cycle)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "option java_package = " + '"a"' * 200_000 + ";",
+        "message M {" + "".join(f"optional int32 f{i} = {i + 30_000} [default = {i}];" for i in range(20_000)) + "}",
+        "message M {"
+        + "".join(f"reserved {2 * i + 100_000};" for i in range(20_000))
+        + "".join(f"optional int32 f{i} = {2 * i + 100_001};" for i in range(20_000))
+        + "}",
+    ],
+    ids=["strings", "defaults", "reserved"],
+)
+def test_a_large_text_takes_time_in_proportion_to_its_size(text):
+    assert parse_schema(text).file.syntax == "proto2"
+
+
 def test_a_message_that_expands_without_end_is_an_error():
     with pytest.raises(SchemaError, match=r"message A contains itself \(field b\.a\), .* choose columns"):
         arrow_type(

@@ -158,7 +158,8 @@ def _start_view(stack: ExitStack, listen: str, ready: RunningBroker, output_form
     """Start the live view, and print its address when it is ready; `stack` closes it."""
     from headrace.cli.ui import ViewProcess  # Imported here: it loads the clients, which a broker does not need.
 
-    view = stack.enter_context(ViewProcess(listen, ready.bootstrap, Path(ready.data_dir)))
+    registry = {} if ready.schema_registry is None else {"HEADRACE_SCHEMA_REGISTRY_URL": ready.schema_registry}
+    view = stack.enter_context(ViewProcess(listen, ready.bootstrap, Path(ready.data_dir), registry))
     view.on_ready(lambda url: emit(output_format, {"ui": url}, f"headrace ui ready: {url}"))
 
 

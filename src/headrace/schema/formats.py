@@ -185,7 +185,15 @@ class _Protobuf(ParsedSchema):
         if reader is None:
             return ProtobufDecoder(self._model, message, columns=columns)
         model = _same_format(reader, _Protobuf)._model
-        return ProtobufDecoder(self._model, message, model, columns, reader_message=reader_message)
+        target = model.message(reader_message).full_name
+        self._check_message(self._model.message(message).full_name, target, model)
+        return ProtobufDecoder(self._model, message, model, columns, reader_message=target)
+
+    def _check_message(self, name: str, target: str, reader: ProtobufSchema) -> None:
+        """Raise if a message would be read as another one: the wire format does not tell them apart."""
+        is_renamed = len(self._model.file.messages) == len(reader.file.messages) == 1
+        if name.rpartition(".")[2] != target.rpartition(".")[2] and not is_renamed:
+            raise SchemaError(f"the message type is {name}, the reader's is {target}; choose another one to read these")
 
     def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
         from headrace.schema.protobuf import ProtobufEncoder

@@ -11,8 +11,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from headrace.errors import SchemaError
 from headrace.schema.protobuf_builtin import BUILTIN_FILES
@@ -274,6 +276,7 @@ class _FileLinker:
         names: set[str] = set()
         numbers: dict[int, str] = {}
         has_aliases = Option("allow_alias", "true") in enum.options
+        reserved, reserved_names = _Ranges(enum.reserved_ranges), set(enum.reserved_names)
         for value in enum.values:
             if value.name in names:
                 raise SchemaError(f"enum {enum.full_name} has two values {value.name}")
@@ -284,13 +287,15 @@ class _FileLinker:
                 )
             names.add(value.name)
             numbers[value.number] = value.name
-            if value.name in enum.reserved_names or _is_in(value.number, enum.reserved_ranges):
+            if value.name in reserved_names or reserved.has(value.number):
                 raise SchemaError(f"value {value.name} = {value.number} of enum {enum.full_name} is reserved")
 
 
 def _check_fields(message: MessageDefinition) -> None:
     names: set[str] = set()
     numbers: dict[int, str] = {}
+    reserved, reserved_names = _Ranges(message.reserved_ranges), set(message.reserved_names)
+    extensions = _Ranges(message.extension_ranges)
     for entry in message.fields:
         path = f"{message.full_name}.{entry.name}"
         if entry.name in names:
@@ -302,13 +307,22 @@ def _check_fields(message: MessageDefinition) -> None:
             )
         if entry.number in FIELD_NUMBERS_RESERVED:
             raise SchemaError(f"number {entry.number} of field {path} is reserved by Protobuf; use another one")
-        if entry.name in message.reserved_names or _is_in(entry.number, message.reserved_ranges):
+        if entry.name in reserved_names or reserved.has(entry.number):
             raise SchemaError(f"field {path} = {entry.number} is reserved in its message; use another name and number")
-        if _is_in(entry.number, message.extension_ranges):
+        if extensions.has(entry.number):
             raise SchemaError(f"number {entry.number} of field {path} is one of the message's extensions")
         names.add(entry.name)
         numbers[entry.number] = entry.name
 
 
-def _is_in(number: int, ranges: Sequence[tuple[int, int]]) -> bool:
-    return any(first <= number <= last for first, last in ranges)
+class _Ranges:
+    """Ranges of numbers, with their ends: found by bisection, because a text can have many of them and many fields."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        ordered = sorted(ranges)
+        self._starts = [first for first, _ in ordered]
+        self._ends = list(accumulate((last for _, last in ordered), max))
+
+    def has(self, number: int) -> bool:
+        index = bisect_right(self._starts, number)
+        return index > 0 and number <= self._ends[index - 1]

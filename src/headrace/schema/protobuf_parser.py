@@ -259,24 +259,25 @@ class _Parser(TokenReader):
     def _default(self, entry: FieldDefinition, value: str, position: int) -> str:
         """Return a default as a FileDescriptorProto has it."""
         kind = entry.type
-        invalid = self.error(f"invalid default {value[:40]} of {kind or entry.type_name} {entry.name}", position)
         try:
             if kind in ("string", "bytes"):
                 if value[:1] != '"':
-                    raise invalid
+                    raise ValueError(value)
                 data = unescape(value[1:-1])
                 return escape(data) if kind == "bytes" else data.decode(errors="replace")
             if kind == "bool" and value not in ("true", "false"):
-                raise invalid
+                raise ValueError(value)
             if kind in ("float", "double"):
                 return float_text(float_of(value), kind)
             if kind not in ("bool", "", "message", "group"):
                 digits = value.removeprefix("-")
                 if not INTEGER.fullmatch(digits):
-                    raise invalid
+                    raise ValueError(value)
                 return str(integer_of(digits) * (-1 if value[0] == "-" else 1))
         except (ValueError, OverflowError):
-            raise invalid from None
+            raise self.error(
+                f"invalid default {value[:40]} of {kind or entry.type_name} {entry.name}", position
+            ) from None
         return value
 
     def _map(self, body: _Body) -> FieldDefinition:

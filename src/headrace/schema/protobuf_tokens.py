@@ -136,10 +136,14 @@ class TokenReader:
     def string(self) -> str:
         if self.token.kind != "string":
             raise self.unexpected("a string")
-        data = b""
+        return self._literals().decode(errors="replace")
+
+    def _literals(self) -> bytes:
+        """Return the bytes of string literals, which are joined if several follow each other."""
+        parts = []
         while self.token.kind == "string":
-            data += unescape(self.take().text[1:-1])
-        return data.decode(errors="replace")
+            parts.append(unescape(self.take().text[1:-1]))
+        return b"".join(parts)
 
     # -- options
 
@@ -169,10 +173,7 @@ class TokenReader:
 
     def _option_value(self) -> str:
         if self.token.kind == "string":
-            data = b""
-            while self.token.kind == "string":
-                data += unescape(self.take().text[1:-1])
-            return _literal(data)
+            return _literal(self._literals())
         if self.token.text == "{":
             return self._aggregate()
         sign = "-" if self.accept("-") else ""

@@ -25,8 +25,8 @@ from headrace.schema.avro_schema import (
     RecordType,
     UnionType,
     describe,
-    shorten,
 )
+from headrace.schema.codec import shorten
 
 _READS = {
     "long": ("int",),

@@ -422,7 +422,7 @@ class SchemaRegistry:
                 subjects = self.state.subjects() if subject is None else [subject]
                 if any(self.state.versions(each) for each in subjects):
                     raise rest_errors.not_permitted(
-                        "Cannot import since found existing subjects: delete them, or add force=true"
+                        "IMPORT needs an empty registry or subject: delete its schemas, or add force=true"
                     )
             await self._log.append([ModeChange(subject, mode)])
 

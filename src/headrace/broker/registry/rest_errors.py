@@ -42,7 +42,7 @@ def schema_not_found(what: str = "") -> RestError:
 
 
 def subject_deleted(subject: str) -> RestError:
-    return RestError(40404, f"Subject '{subject}' was soft deleted: add permanent=true to delete it permanently")
+    return RestError(40404, f"Subject '{subject}' is deleted already: add permanent=true to delete it permanently")
 
 
 def subject_not_deleted(subject: str) -> RestError:
@@ -51,7 +51,7 @@ def subject_not_deleted(subject: str) -> RestError:
 
 def version_deleted(subject: str, version: int) -> RestError:
     return RestError(
-        40406, f"Subject '{subject}' Version {version} was soft deleted: add permanent=true to delete it permanently"
+        40406, f"Subject '{subject}' Version {version} is deleted already: add permanent=true to delete it permanently"
     )
 
 
@@ -63,13 +63,11 @@ def version_not_deleted(subject: str, version: int) -> RestError:
 
 
 def config_not_found(subject: str) -> RestError:
-    return RestError(
-        40408, f"Subject '{subject}' does not have subject-level compatibility configured; the global level applies"
-    )
+    return RestError(40408, f"Subject '{subject}' has no compatibility level of its own: the global one applies")
 
 
 def mode_not_found(subject: str) -> RestError:
-    return RestError(40409, f"Subject '{subject}' does not have subject-level mode configured; the global mode applies")
+    return RestError(40409, f"Subject '{subject}' has no mode of its own: the global one applies")
 
 
 def incompatible(subject: str, messages: list[str]) -> RestError:
@@ -106,7 +104,7 @@ def not_permitted(reason: str) -> RestError:
 def reference_exists(subject: str, version: int) -> RestError:
     return RestError(
         42206,
-        f"One or more references exist to the schema: version {version} of subject '{subject}'; delete what refers to "
+        f"version {version} of subject '{subject}' is referred to by other schemas: delete what refers to "
         f"it first (GET /subjects/…/versions/{version}/referencedby)",
     )
 
