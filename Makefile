@@ -123,7 +123,7 @@ bench: bench-wire bench-producer bench-broker
 bench-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.wire
 
-# Avro, Protobuf and JSON to and from Arrow columns, beside other libraries.
+# Avro, Protobuf and JSON to and from Arrow columns, beside other libraries; then Avro topics in Spark.
 bench-schema: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.schema; first=$$?; $(BIN)/python -m bench.spark_schema && exit $$first
 
