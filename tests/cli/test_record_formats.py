@@ -77,6 +77,7 @@ def consumed(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.behaviour("R04")
 def test_lines_of_json_are_sent_as_avro_and_printed_as_json(produced, registry, topic, at, tmp_path):
     file = tmp_path / "order.avsc"
     file.write_text(json.dumps(ORDER))

@@ -125,6 +125,7 @@ def test_a_serializer_without_a_registry_is_refused():
         MockProducer({"value.serializer": "avro"})
 
 
+@pytest.mark.behaviour("R04")
 def test_records_are_read_with_the_types_they_were_sent_with(broker, options, server):
     config = {**options, "bootstrap.servers": broker.bootstrap, "key.serializer": "avro"}
     with Producer(config) as producer:
@@ -161,6 +162,7 @@ def test_records_are_read_with_the_types_they_were_sent_with(broker, options, se
     assert sum(len(typed.value_errors) for typed in batches) == 1
 
 
+@pytest.mark.behaviour("R04")
 @pytest.mark.parametrize("as_table", [True, False])
 def test_send_arrow_takes_struct_columns(broker, options, server, as_table):
     topic = f"columns-{as_table}".lower()

@@ -116,6 +116,7 @@ def test_the_topic_has_the_records_of_confluents_registry(own):
     ]
 
 
+@pytest.mark.behaviour("R05")
 def test_a_kill_loses_nothing_that_was_acknowledged(own):
     url = own.schema_registry_url
     client = SchemaRegistryClient(url)
@@ -135,6 +136,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(own):
     assert [call(url, path) for path in paths] == before
 
 
+@pytest.mark.behaviour("R05")
 def test_compaction_keeps_the_state_and_ids_are_not_reused(tmp_path):
     options = {"log.cleaner.backoff.ms": "100", "log.retention.check.interval.ms": "100"}
     with EmbeddedBroker(options, data_dir=tmp_path / "data") as broker:
@@ -309,6 +311,7 @@ def test_metadata_is_kept_and_finds_a_version(box, subject):
     assert (status, version["version"], version["metadata"]) == (200, 1, {"properties": {"major": "1"}})
 
 
+@pytest.mark.behaviour("R05")
 @pytest.mark.parametrize("kind", ["avro", "json", "protobuf"])
 def test_confluents_serializers_and_deserializers_work_end_to_end(box, kind, subject):
     from confluent_kafka.schema_registry import SchemaRegistryClient as ConfluentClient

@@ -28,8 +28,6 @@ from tests.support.scripted_registry import SmallRegistry
 from tests.support.topics import unique
 from tests.support.typed_records import ORDER
 
-pytestmark = pytest.mark.behaviour("R03")
-
 SCHEMA = {
     "type": "record",
     "name": "Order",
@@ -135,6 +133,7 @@ def test_without_a_format_strings_are_sent_as_before(options, topic):
 # -- planning --------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("R03")
 def test_columns_that_never_fit_are_an_error_before_any_row(options, topic):
     wrong = types.StructType().add("id", "string").add("state", "string")
 
@@ -391,6 +390,7 @@ def load(spark, broker, registry, topic, schema=None, **options):
     return (reader if schema is None else reader.schema(schema)).load()
 
 
+@pytest.mark.behaviour("R03")
 @pytest.mark.every_run
 def test_typed_columns_go_through_a_topic_unchanged(spark, headrace_broker, registry):
     topic = headrace_broker.create_topic(unique("types"), 2)
@@ -426,6 +426,7 @@ def test_other_formats_go_through_a_topic_unchanged(spark, headrace_broker, regi
     assert sorted(row.value.inner.n for row in some.collect()) == list(range(300))
 
 
+@pytest.mark.behaviour("R03")
 @pytest.mark.every_run
 def test_dead_letters_of_schemas_are_in_the_commit(spark, headrace_broker, registry, topic):
     dead = headrace_broker.create_topic(unique("dead"))
