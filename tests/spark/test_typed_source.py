@@ -226,8 +226,8 @@ def test_a_query_without_the_value_column_does_not_decode_it(headrace_broker, to
     ("field", "message"),
     [
         (types.StructField("name", types.StringType()), "value.name, which the reader's schema does not have"),
-        (types.StructField("id", types.IntegerType()), "value.id as int; the reader's schema gives bigint"),
-        (types.StructField("customer", types.StringType(), False), "value.customer as not null"),
+        (types.StructField("id", types.IntegerType()), "value.id as int, the reader's schema as bigint"),
+        (types.StructField("customer", types.StringType(), False), "value.customer as NOT NULL"),
     ],
 )
 def test_a_users_schema_that_does_not_fit_is_an_error(field, message, query):
