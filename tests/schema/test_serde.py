@@ -422,6 +422,15 @@ def test_a_format_needs_the_url_of_a_registry():
         registry_from({"value.format": "avro"})
 
 
+def test_a_tombstone_is_null_without_an_error_whatever_its_header_has(registry, ids):
+    headers = pa.array([[("__value_schema_id", b"junk")], [("__value_schema_id", None)]], HEADERS)
+    column, row_errors = SchemaDecoder(registry, settings(reader="latest")).decode(
+        "orders", binary(None, None), headers
+    )
+    assert column.to_pylist() == [None, None]
+    assert row_errors == []
+
+
 @pytest.mark.parametrize("option", ["reader.schema", "writer.schema", "key.reader.schema"])
 def test_a_misspelt_latest_is_an_error_that_names_the_choices(option):
     given = {"value.format": "avro", "key.format": "avro", option: "lates"}

@@ -377,9 +377,10 @@ class SchemaDecoder:
                 frame = _Frame(known, schema_id.message_indexes)
             except SchemaFramingError as error:
                 name = framing.SCHEMA_ID_HEADERS[self.settings.field]
+                written = group.filter(values.take(group).is_valid())  # tombstones need no schema
                 errors.rows.extend(
                     SerdeRowError(row, RowCause.NO_SCHEMA_ID, None, f"header {name}: {error}")
-                    for row in group.to_pylist()
+                    for row in written.to_pylist()
                 )
             yield _Group(frame, group, values.take(group), 0)
 
