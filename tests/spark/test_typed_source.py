@@ -136,8 +136,8 @@ def test_a_new_dataframe_has_the_latest_version_if_an_older_one_is_cached(regist
     registry.add(f"{topic}-value", json.dumps(NEW_ORDER))
     _, after = planned(query())
 
-    assert before["value"].dataType.fieldNames() == ["id", "customer", "at"]
-    assert after["value"].dataType.fieldNames() == ["id", "customer", "at", "currency"]
+    assert "currency" not in before["value"].dataType.simpleString()
+    assert "currency" in after["value"].dataType.simpleString()
 
 
 def test_the_schema_of_a_dataframe_stays_when_a_newer_one_is_registered(headrace_broker, registry, topic, query):
