@@ -234,7 +234,7 @@ KAFKA_PYTHON_CLASSES = {
 }
 
 
-UNKNOWN_TO_KAFKA_PYTHON = {64, 69}  # UnregisterBroker, ConsumerGroupDescribe
+UNKNOWN_TO_KAFKA_PYTHON = {64, 68, 69}  # UnregisterBroker, ConsumerGroupHeartbeat, ConsumerGroupDescribe
 
 
 def kafka_python_class(key, side):

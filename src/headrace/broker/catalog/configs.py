@@ -1,4 +1,4 @@
-"""Dynamic options of topics and brokers, and client quotas. Options that are not set have their default.
+"""Dynamic options of topics, brokers and groups, and client quotas. Options that are not set have their default.
 
 The entity of a quota is a user, a client id, both, or an IP address. Each part has a name; None is the default entity.
 """
@@ -11,6 +11,7 @@ from headrace.broker.catalog.journal import Event
 
 TOPIC = "topic"
 BROKER = "broker"
+GROUP = "group"
 
 USER = "user"
 CLIENT_ID = "client-id"

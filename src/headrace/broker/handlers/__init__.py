@@ -84,6 +84,8 @@ SUPPORTED: dict[int, Api] = {
     ApiKey.UNREGISTER_BROKER: Api(0, 0, "cluster_admin"),
     ApiKey.DESCRIBE_TRANSACTIONS: Api(0, 0, "transaction_admin"),
     ApiKey.LIST_TRANSACTIONS: Api(0, 2, "transaction_admin"),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: Api(0, 1, "groups"),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: Api(0, 1, "group_admin"),
     ApiKey.LIST_CONFIG_RESOURCES: Api(0, 1, "configs"),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: Api(0, 0, "metadata"),
 }
