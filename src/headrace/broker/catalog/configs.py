@@ -48,6 +48,10 @@ class Configs:
         """Return the options set on a resource. The name of a broker is its id, or empty for all brokers."""
         return self._values.get((resource, name), {})
 
+    def names(self, resource: str) -> list[str]:
+        """Return the names of all resources of a type that have options."""
+        return [name for kind, name in self._values if kind == resource]
+
     def apply(self, event: Event) -> None:
         key = (event["resource"], event["name"])
         merged = {**self._values.get(key, {}), **event["values"]}
