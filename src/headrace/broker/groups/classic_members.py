@@ -1,7 +1,7 @@
 """Classic consumers in a consumer group (KIP-848): JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
 The generation of a classic member is its epoch in the group. A join reconciles it, a sync returns its assignment, and a
-heartbeat tells it to rejoin when there is something to do: a newer epoch, partitions to revoke, or released partitions.
+heartbeat tells it to rejoin when there is something to do: a newer target, partitions to revoke, or free partitions.
 The group may have become classic while a request waited for `Shard.exclusive`: these are passed on.
 """
 
@@ -16,7 +16,7 @@ from headrace.broker.groups.consumer_group import ConsumerGroup
 from headrace.broker.groups.consumer_member import ClassicMetadata, ConsumerMember, MemberState
 from headrace.broker.groups.consumer_sessions import ConsumerSessions
 from headrace.broker.groups.consumer_settings import ConsumerSettings
-from headrace.broker.groups.consumer_update import GroupUpdate
+from headrace.broker.groups.consumer_update import GroupUpdate, is_target_due
 from headrace.broker.groups.group import UNKNOWN_MEMBER, MemberClaim
 from headrace.broker.groups.joining import MEMBER_ID_VERSION, JoiningClient, Joins
 from headrace.broker.groups.migration import can_downgrade, encode_classic_assignment, partitions_by_id
@@ -165,7 +165,7 @@ class ClassicMembers:
                 f"protocol {request.protocol_name!r} of type {request.protocol_type!r} is not that of the JoinGroup "
                 f"response, {protocol_name!r}",
             )
-        if group.epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        if group.target_epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._sessions.expect_join(group.id, member)
             raise group.error(Code.REBALANCE_IN_PROGRESS, f"member {member.id!r} should rejoin")
         self._sessions.cancel("sync", group.id, member.id)
@@ -181,17 +181,24 @@ class ClassicMembers:
         member = _classic_member(group, claim)
         self._sessions.keep_alive(group.id, member)
         has_to_rejoin = (
-            member.epoch < group.epoch
+            member.epoch < group.target_epoch
             or member.state is MemberState.UNREVOKED_PARTITIONS
             or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_partitions(member))
+            or self._has_to_assign(group)
         )
         if not has_to_rejoin:
             return Code.NONE
         self._sessions.expect_join(group.id, member)
         return Code.REBALANCE_IN_PROGRESS
 
+    def _has_to_assign(self, group: ConsumerGroup) -> bool:
+        """Return whether a new target needs a join, because no member sends heartbeats of the consumer protocol."""
+        return all(member.classic is not None for member in group.members.values()) and is_target_due(
+            group, self._settings, self._shard.clock.time_ms()
+        )
+
     async def leave(self, group_id: str, identities: Collection[MemberIdentity]) -> list[Code] | None:
-        """Remove members; return a code for each. None: the group is classic now."""
+        """Remove members of either protocol; return a code for each. None: the group is classic now."""
         async with self._shard.exclusive(group_id):
             group = self._shard.consumer_groups.get(group_id)
             if group is None:
@@ -216,20 +223,16 @@ def _leaving_member(group: ConsumerGroup, identity: MemberIdentity) -> ConsumerM
     if instance_id is not None and member_id == UNKNOWN_MEMBER:
         # An administrator removes a static member by its instance id.
         member_id = group.static_members.get(instance_id, UNKNOWN_MEMBER)
-    return _checked_classic(group, group.member_of(MemberClaim(member_id, instance_id=instance_id)))
+    return group.member_of(MemberClaim(member_id, instance_id=instance_id))
 
 
 def _classic_member(group: ConsumerGroup, claim: MemberClaim) -> ConsumerMember:
     """Return the classic member of a request, with the current generation, or raise."""
-    member = _checked_classic(group, group.member_of(claim))
+    member = group.member_of(claim)
+    if member.classic is None:
+        raise group.error(Code.UNKNOWN_MEMBER_ID, f"Member {member.id} does not use the classic protocol.")
     if member.epoch != claim.generation:
         raise group.error(
             Code.ILLEGAL_GENERATION, f"generation {claim.generation} is not the epoch of the member, {member.epoch}"
         )
-    return member
-
-
-def _checked_classic(group: ConsumerGroup, member: ConsumerMember) -> ConsumerMember:
-    if member.classic is None:
-        raise group.error(Code.UNKNOWN_MEMBER_ID, f"Member {member.id} does not use the classic protocol.")
     return member

@@ -39,6 +39,8 @@ from headrace.broker.groups.group import MemberClaim
 from headrace.errors import BrokerError, Code
 from headrace.wire.consumer_protocol import PROTOCOL_TYPE
 
+FIRST_EPOCH = 1
+"""The epoch of a group before its first change, so that a member never has epoch 0 after it has joined."""
 COMMIT_EPOCH_MIN_VERSION = 9
 """The first version of OffsetCommit with member epochs."""
 
@@ -59,7 +61,7 @@ class ConsumerGroup:
 
     def __init__(self, group_id: str) -> None:
         self.id = group_id
-        self.epoch = 0
+        self.epoch = FIRST_EPOCH
         self.metadata_hash = 0  # of the subscribed topics
         self.target_epoch = 0
         self.target_time_ms = 0  # when the assignor ran; 0: never
@@ -93,7 +95,7 @@ class ConsumerGroup:
     def apply(self, change: ConsumerChange) -> None:
         """Apply a change that is in the log."""
         if isinstance(change, GroupEpoch):
-            self.epoch, self.metadata_hash = change.epoch or 0, change.metadata_hash
+            self.epoch, self.metadata_hash = change.epoch or FIRST_EPOCH, change.metadata_hash
         elif isinstance(change, TargetEpoch):
             self.target_epoch, self.target_time_ms = change.epoch or 0, change.time_ms
         elif isinstance(change, MemberMetadata):

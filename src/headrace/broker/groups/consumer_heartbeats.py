@@ -143,12 +143,14 @@ class ConsumerHeartbeats:
         now_ms = self._shard.clock.time_ms()
         update.refresh_epoch(force=has_new_topics)
         update.refresh_target(now_ms)
+        before = update.group.members[updated.id]
         reconciled = update.reconcile_member(
             updated.id, owned, has_changed_subscription=has_new_topics or has_new_regex is not None
         )
         await self._commit(update, classic)
         self._sessions.keep_alive(group.id, reconciled)
-        self._sessions.expect_revocation(group.id, reconciled)
+        if reconciled != before:
+            self._sessions.expect_revocation(group.id, reconciled)
         self._refresh.start_if_due(update.group, client.may_describe)
         response = ConsumerGroupHeartbeatResponse(
             member_id=reconciled.id,

@@ -41,6 +41,15 @@ from headrace.broker.groups.shard import Shard
 log = logging.getLogger("headrace.broker.groups")
 
 
+def is_target_due(group: ConsumerGroup, settings: ConsumerSettings, now_ms: int) -> bool:
+    """Return whether a group has a newer epoch than its target, and the assignment interval is over."""
+    if group.target_epoch >= group.epoch:
+        return False
+    return (
+        not group.target_time_ms or now_ms >= group.target_time_ms + settings.times_of(group.id).assignment_interval_ms
+    )
+
+
 class GroupUpdate:
     """A draft of a consumer group and its records."""
 
@@ -137,10 +146,7 @@ class GroupUpdate:
     def refresh_target(self, now_ms: int) -> None:
         """Run the assignor if the group has a newer epoch than the target, and the assignment interval is over."""
         group = self.group
-        if group.target_epoch >= group.epoch:
-            return
-        interval_ms = self._settings.times_of(group.id).assignment_interval_ms
-        if group.target_time_ms and now_ms < group.target_time_ms + interval_ms:
+        if not is_target_due(group, self._settings, now_ms):
             return
         topics = self._settings.topics
         members = list(group.members.values())

@@ -3,7 +3,7 @@
     upgrade      a member with the consumer protocol joins a classic group: its members become classic members of a
                  consumer group, with the generation as epoch and their assignment as target
     downgrade    the last member with the consumer protocol leaves: the classic members are a classic group again, with
-                 the epoch as generation, and rebalance
+                 the epoch as generation and their targets as assignments, and rebalance
 
 Both need the metadata of classic consumers (`wire/consumer_protocol.py`), and `group.consumer.migration.policy`.
 """
@@ -11,11 +11,11 @@ Both need the metadata of classic consumers (`wire/consumer_protocol.py`), and `
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from headrace.broker.catalog.topics import Topics
 from headrace.broker.groups.consumer_group import ConsumerGroup, hash_topics
-from headrace.broker.groups.consumer_member import AssignedPartitions, ClassicMetadata, ConsumerMember
+from headrace.broker.groups.consumer_member import ClassicMetadata, ConsumerMember
 from headrace.broker.groups.consumer_records import (
     ConsumerChange,
     GroupEpoch,
@@ -107,7 +107,7 @@ def partitions_by_id(rows: Iterable[ProtocolTopicPartition], topics: Topics) -> 
     return {topics.by_name[row.topic].id: frozenset(row.partitions) for row in rows if row.topic in topics.by_name}
 
 
-def encode_classic_assignment(member: ConsumerMember, assigned: AssignedPartitions, topics: Topics) -> bytes:
+def encode_classic_assignment(member: ConsumerMember, assigned: Mapping[bytes, Iterable[int]], topics: Topics) -> bytes:
     """Return an assignment for a classic consumer, in the version of its subscription."""
     assert member.classic is not None
     partitions = {
@@ -155,7 +155,7 @@ def downgrade(group: ConsumerGroup, members: Iterable[ConsumerMember], topics: T
             member.rebalance_timeout_ms,
             member.classic.session_timeout_ms,
             dict(member.classic.protocols),
-            encode_classic_assignment(member, member.assigned, topics),
+            encode_classic_assignment(member, group.target_of(member), topics),
         )
         downgraded.add(classic, PROTOCOL_TYPE)
     downgraded.protocol_name = downgraded.select_protocol()

@@ -77,7 +77,7 @@ def _with_authorized_operations(
 
 
 def _describe_member(group: Group, member: GroupMember) -> DescribedGroupMember:
-    """Describe a member; subscription and assignment are consistent only in a stable group."""
+    """Describe a member; its subscription is known only in a stable group."""
     stable = group.state is GroupState.STABLE
     return DescribedGroupMember(
         member_id=member.id,
@@ -85,7 +85,7 @@ def _describe_member(group: Group, member: GroupMember) -> DescribedGroupMember:
         client_id=member.client_id,
         client_host=member.client_host,
         member_metadata=member.metadata(group.protocol_name) if stable else b"",
-        member_assignment=member.assignment if stable else b"",
+        member_assignment=member.assignment,
     )
 
 
@@ -147,10 +147,18 @@ def _describe_consumer(broker: Broker, group: ConsumerGroup, member: ConsumerMem
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.topics),
         subscribed_topic_regex=member.regex,
-        assignment=_assignment(broker, member.assigned),
+        assignment=_assignment(broker, _owned(member)),
         target_assignment=_assignment(broker, group.targets.get(member.id, {})),
         member_type=CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
     )
+
+
+def _owned(member: ConsumerMember) -> dict[bytes, set[int]]:
+    """Return the partitions of a member, with those that it has yet to revoke."""
+    return {
+        topic_id: {*member.assigned.get(topic_id, ()), *member.revoking.get(topic_id, ())}
+        for topic_id in {**member.assigned, **member.revoking}
+    }
 
 
 def _assignment(broker: Broker, partitions: Mapping[bytes, Iterable[int]]) -> Assignment:
