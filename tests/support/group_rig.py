@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
@@ -99,7 +99,7 @@ class GroupRig:
         config = BROKER_OPTIONS.resolve(("argument", self.options))
         self.groups = GroupCoordinator(self.internal, self.clock, config, self.catalog, self.transactions)
 
-    async def __aenter__(self) -> GroupRig:
+    async def __aenter__(self) -> Self:
         self.groups.start()
         return self
 

@@ -132,7 +132,7 @@ async def test_a_group_is_downgraded_when_its_last_member_with_the_consumer_prot
         await rig.rebalanced(join)
         assert join.result().leader == classic.id
         await classic.apply(join.result())
-        assert rig.group.state is GroupState.STABLE
+        assert rig.group.state.value == "Stable"
         assert rig.view() == await rig.replayed()
 
 
