@@ -12,7 +12,7 @@ import sys
 from confluent_kafka import Consumer, KafkaException
 
 POLL_SECONDS = 0.1
-CLASSIC_SESSION_MS = 6_000
+CLASSIC_SESSION_MS = 1_500
 
 
 def main(bootstrap: str, group: str, topic: str, protocol: str) -> None:
