@@ -46,6 +46,8 @@ class ConfigSource(IntEnum):
     DYNAMIC_GROUP = 8
 
 
+MIN_ISR = "min.insync.replicas"
+
 TYPES: dict[Kind, int] = {
     "bool": 1,
     "str": 2,
@@ -155,7 +157,7 @@ class Configurations:
         """Yield all options of this broker; if the name is empty, those set for all brokers."""
         self.check_broker(name)
         if not name:
-            for option, text in self._catalog.configs.of(BROKER, "").items():
+            for option, text in self._for_all_brokers().items():
                 synonyms = (Synonym(option, text, ConfigSource.DYNAMIC_DEFAULT_BROKER),)
                 yield _without_secret(Entry(BROKER_OPTIONS[option], text, synonyms, option not in DYNAMIC))
             return
@@ -180,11 +182,20 @@ class Configurations:
             return option.show(self._static[broker_synonym(option.name)])
         return option.show(self._static[option.name])
 
+    def _for_all_brokers(self) -> Mapping[str, str]:
+        """Return the options of all brokers.
+
+        With eligible leader replicas (KIP-966), min.insync.replicas is always one of them: a new cluster of Kafka sets
+        it to what the first broker has.
+        """
+        own = BROKER_OPTIONS[MIN_ISR].show(self._static[MIN_ISR])
+        return {MIN_ISR: own, **self._catalog.configs.of(BROKER, "")}
+
     def _synonyms(self, names: Iterable[str]) -> Iterator[Synonym]:
         names = tuple(names)
         layers: tuple[tuple[ConfigSource, Mapping[str, str]], ...] = (
             (ConfigSource.DYNAMIC_BROKER, self._catalog.configs.of(BROKER, self._node)),
-            (ConfigSource.DYNAMIC_DEFAULT_BROKER, self._catalog.configs.of(BROKER, "")),
+            (ConfigSource.DYNAMIC_DEFAULT_BROKER, self._for_all_brokers()),
         )
         for source, values in layers:
             for name in names:

@@ -12,10 +12,10 @@ with another codec.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from headrace.broker.log.config import LogConfig
 from headrace.broker.log.decompression import Decompression
@@ -223,7 +223,7 @@ def prepare_message_set(view: memoryview, config: LogConfig, now_ms: int, decomp
         _checked_payload(converted, header, config, decompression)
     if config.log_append_time:
         return _set_append_time(converted, header, now_ms)
-    _check_timestamps(view, header, config, now_ms)
+    _check_timestamps(converted, header, config, now_ms)
     return Prepared(header, [converted[MAGIC_OFFSET:]], len(converted), NO_TIMESTAMP)
 
 
@@ -282,6 +282,6 @@ def _rejected(batch: RecordBatch, fault: Callable[[Record], str | None], code: C
     shown = "; ".join(f"record {index}: {text}" for index, text in errors[:RECORD_ERRORS_SHOWN])
     more = f" and {len(errors) - RECORD_ERRORS_SHOWN} more" if len(errors) > RECORD_ERRORS_SHOWN else ""
     reason = f"{shown}{more}" or "the timestamps in its header"
-    error = cast(InvalidRecordsError, InvalidRecordsError(f"the batch was rejected because of {reason}", code=code))
+    error = InvalidRecordsError(f"the batch was rejected because of {reason}", code=code)
     error.record_errors = tuple(errors)
     return error
