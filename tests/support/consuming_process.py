@@ -16,7 +16,7 @@ CLASSIC_SESSION_MS = 1_500
 
 
 def main(bootstrap: str, group: str, topic: str, protocol: str) -> None:
-    options = {
+    options: dict[str, str | int | bool] = {
         "bootstrap.servers": bootstrap,
         "group.id": group,
         "group.protocol": protocol,
@@ -37,7 +37,7 @@ def main(bootstrap: str, group: str, topic: str, protocol: str) -> None:
         if message is None or message.error():
             continue
         try:
-            consumer.commit(message, asynchronous=False)
+            consumer.commit(message=message, asynchronous=False)
         except KafkaException:
             continue  # the partition belongs to another member now
         print(message.partition(), (message.value() or b"").decode(), flush=True)

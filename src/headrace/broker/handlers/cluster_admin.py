@@ -147,9 +147,8 @@ def _log_dir_code(broker: Broker, own_folder: Path, folder: Path, partition: Top
         return Code.LOG_DIR_NOT_FOUND
     try:
         broker.replicas.partition(*partition)
-    except BrokerError:
-        # The replica is placed in the folder when it is created.
-        return Code.REPLICA_NOT_AVAILABLE
+    except BrokerError as error:
+        return Code(error.code)
     return Code.NONE
 
 
