@@ -90,7 +90,7 @@ def test_replicas_stay_in_the_only_folder(either, connection):
     def alter(path: str, name: str = topic) -> int:
         rows = [AlterReplicaLogDir(path=path, topics=[AlterReplicaLogDirTopic(name=name, partitions=[0])])]
         (result,) = connection.call(AlterReplicaLogDirsRequest(dirs=rows), 2).results
-        return result.partitions[0].error_code
+        return int(result.partitions[0].error_code)
 
     assert alter("/nowhere") == Code.LOG_DIR_NOT_FOUND
     assert alter(described.log_dir) == Code.NONE
