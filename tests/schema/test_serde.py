@@ -208,8 +208,8 @@ def test_a_topic_full_of_unknown_ids_does_not_flood_the_registry(registry, serve
 
 
 def test_known_schemas_need_no_registry(registry, server, ids):
-    decoder = SchemaDecoder(registry, settings(reader="latest"))
-    decoder.decode("orders", binary(order(1, ids[0])))
+    decoder = SchemaDecoder(registry, settings(reader=1))
+    assert decoder.topic_schema("orders").id == ids[0]
     server.is_down = True
     assert decoder.decode("orders", binary(order(2, ids[0]), b"x")).column[0]["id"].as_py() == 2
     with pytest.raises(errors.RegistryUnavailableError):

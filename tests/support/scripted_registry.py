@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,7 +17,7 @@ NO_SUBJECT = (404, {"error_code": 40401, "message": "Subject not found"})
 class Scripted:
     """A server with a function from method and path to status, content type and body."""
 
-    def __init__(self, tls_context=None):
+    def __init__(self, tls_context: ssl.SSLContext | None = None) -> None:
         self.requests: list[tuple[str, str]] = []
         self.headers: list[Any] = []
         self.bodies: list[bytes] = []
@@ -57,7 +58,7 @@ class Scripted:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
-    def close(self):
+    def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -66,7 +67,7 @@ class Scripted:
 class SmallRegistry(Scripted):
     """A registry without compatibility checks, which counts requests. GUIDs are numbers, too."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.schemas: dict[int, dict[str, Any]] = {}
         self.subjects: dict[str, list[int]] = {}
@@ -96,6 +97,8 @@ class SmallRegistry(Scripted):
                 return self._schema(int(requested))
             case "GET", ["schemas", "guids", guid]:
                 return self._schema(UUID(guid).int)
+            case "GET", ["subjects", subject, "versions"] if subject in self.subjects:
+                return 200, list(range(1, len(self.subjects[subject]) + 1))
             case "GET", ["subjects", subject, "versions", version] if subject in self.subjects:
                 ids = self.subjects[subject]
                 number = len(ids) if version == "latest" else int(version)

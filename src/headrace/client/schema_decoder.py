@@ -259,7 +259,7 @@ class SchemaDecoder:
             )
         reader = self._reader(topic) if self._has_reader(topic) else None
         try:
-            writer = self._writer(frame)
+            writer = self._writer(topic, frame)
         except SchemaNotFoundError as error:
             errors.unknown_ids += 1
             is_deleted = isinstance(error, SchemaDeletedError)
@@ -277,8 +277,11 @@ class SchemaDecoder:
             return self._decoders.put(key, writer)
         return self._decoders.put(key, self._resolved(frame, writer, reader))
 
-    def _writer(self, frame: _Frame) -> ParsedSchema | _Failure:
+    def _writer(self, topic: str, frame: _Frame) -> ParsedSchema | _Failure:
         schema_id = frame.schema_id
+        pinned = self._pinned.get(topic)
+        if pinned is not None and pinned.id == schema_id:  # a new process needs no registry for the usual records
+            return self._reader(topic)
         if isinstance(schema_id, UUID):
             schema = self._registry.get_schema_by_guid(schema_id).schema
         elif schema_id < 0:
