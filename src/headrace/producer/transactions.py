@@ -28,7 +28,7 @@ from headrace.errors import (
     UnsupportedVersionError,
 )
 from headrace.producer.batch import ProducerBatch
-from headrace.producer.records import GroupMetadata, Offsets
+from headrace.producer.records import Offsets
 from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, SequenceTable, TopicPartition
 from headrace.producer.transaction_requests import (
     AddOffsets,
@@ -42,7 +42,7 @@ from headrace.producer.transaction_requests import (
     QueuedRequest,
 )
 from headrace.producer.transaction_state import State, is_legal
-from headrace.types import ProducerIdAndEpoch
+from headrace.types import GroupMetadata, ProducerIdAndEpoch
 
 EPOCH_MAX = 0x7FFF
 # A batch that fails with one of these puts the producer into a fatal state.
