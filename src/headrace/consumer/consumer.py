@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +20,16 @@ from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.consumer import deserializers
 from headrace.consumer.arrow_stream import stream
 from headrace.consumer.engine import ConsumerEngine
+from headrace.consumer.group import ConsumerGroup, OnCommit
+from headrace.consumer.membership import Topics
 from headrace.consumer.offset_lookups import OffsetLookup, OnOffset
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, PositionState
 from headrace.consumer.reader import Deserialize, RecordReader
+from headrace.consumer.rebalances import RebalanceListener
 from headrace.consumer.results import OffsetAndTimestamp, Outcome
 from headrace.consumer.settings import ConsumerSettings, resolve
 from headrace.errors import DeserializationError, HeadraceError, IllegalStateError, TimedOutError
-from headrace.types import TopicPartition
+from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from headrace.wire.layout import ConsumerRecord
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ class Consumer:
             config, key_deserializer=key_deserializer, value_deserializer=value_deserializer, **options
         )
         self._engine = engine = ConsumerEngine(self.config, clock)
-        self._busy = threading.Lock()
+        self._busy = threading.RLock()  # Re-entrant, because listeners may commit and seek.
         try:
             deserialize = _deserialization(engine)
             self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, deserialize)
@@ -78,9 +82,7 @@ class Consumer:
     def _entered(self) -> Iterator[ConsumerEngine]:
         """Check that the consumer can be used, by this thread only."""
         if not self._busy.acquire(blocking=False):
-            raise IllegalStateError(
-                "another thread uses this consumer, or a listener called it: a consumer is for one thread at a time"
-            )
+            raise IllegalStateError("another thread uses this consumer: a consumer is for one thread at a time")
         try:
             self._engine.check_usable()
             yield self._engine
@@ -89,10 +91,58 @@ class Consumer:
 
     # -- partitions ----------------------------------------------------------------------------
 
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | None = None,
+        *,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read the partitions of these topics, or of all whose names match `pattern`, that the group assigns.
+
+        The pattern is a regular expression for the whole name. The consumer joins the group in `poll`.
+        """
+        with self._entered() as engine:
+            group = self._group("subscribe")
+            if (topics is None) == (pattern is None):
+                raise ValueError("subscribe() needs either topics or a pattern")
+            if group.topics is None and engine.assignment.partitions:
+                raise IllegalStateError("partitions were assigned with assign(): call unsubscribe() first")
+            names = frozenset([topics] if isinstance(topics, str) else topics or ())
+            if not names and pattern is None:
+                raise ValueError("subscribe() got no topics: call unsubscribe() to leave the group")
+            compiled = None if pattern is None else re.compile(pattern)
+            group.subscribe(Topics(names, compiled, engine.settings.matches_internal_topics), listener)
+
+    def unsubscribe(self) -> None:
+        """Leave the group, or give up the partitions of `assign`."""
+        with self._entered() as engine:
+            if engine.group is not None and engine.group.topics is not None:
+                engine.group.unsubscribe(engine.settings.api_timeout_ms, "the consumer has unsubscribed")
+            engine.assign([])
+
+    def subscription(self) -> set[str]:
+        """Return the topics that the consumer subscribes to; with a pattern, those that match it."""
+        group = self._engine.group
+        if group is None or group.topics is None:
+            return set()
+        return set(group.topics.resolve(self._engine.metadata.cluster))
+
+    def is_subscribed(self) -> bool:
+        """Return whether the group assigns the partitions."""
+        return self._engine.group is not None and self._engine.group.topics is not None
+
+    def _group(self, operation: str) -> ConsumerGroup:
+        if self._engine.group is None:
+            raise IllegalStateError(f"{operation}() needs a group.id: set it, or use assign()")
+        return self._engine.group
+
     def assign(self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int]) -> None:
         """Read these partitions, without the group's assignment. A mapping has the offsets to start at."""
         starts = partitions if isinstance(partitions, Mapping) else dict.fromkeys(partitions)
         with self._entered() as engine:
+            if self.is_subscribed():
+                raise IllegalStateError("the consumer has subscribed to topics: call unsubscribe() before assign()")
             current = engine.assignment.partitions
             assigned = []
             for given, offset in starts.items():
@@ -102,10 +152,6 @@ class Consumer:
                 else:
                     assigned.append(current.get(name) or AssignedPartition(name, PositionState.COMMITTED))
             engine.assign(assigned)
-
-    def is_subscribed(self) -> bool:
-        """Return whether the group assigns the partitions."""
-        return False
 
     def assignment(self) -> set[TopicPartition]:
         """Return the assigned partitions."""
@@ -229,6 +275,40 @@ class Consumer:
         """Return how many offsets the position is behind the end, as of the last fetch; None if that is unknown."""
         return self._engine.lag(self._engine.partition(partition))
 
+    # -- commits -------------------------------------------------------------------------------
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, timeout: float | None = None
+    ) -> None:
+        """Commit offsets, by default the positions, and wait until the group has them.
+
+        The offset of a partition is that of the next record to read.
+        """
+        with self._entered():
+            group = self._group("commit")
+            group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        on_commit: OnCommit | None = None,
+    ) -> None:
+        """Commit offsets, by default the positions, without waiting. `on_commit` is called in a later `poll`."""
+        with self._entered():
+            group = self._group("commit_async")
+            group.commit_async(_offsets(offsets, group), on_commit)
+
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the committed offsets of the group; partitions without one are missing."""
+        with self._entered():
+            return self._group("committed").committed(partitions, self._timeout_ms(timeout))
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return the group and the member, for `producer.send_offsets_to_transaction`."""
+        return self._group("group_metadata").identity
+
     # -- offsets of partitions -----------------------------------------------------------------
 
     def beginning_offsets(
@@ -296,6 +376,18 @@ def describe(engine: ConsumerEngine) -> str:
     group = "" if settings.group is None else f", group_id={settings.group.group_id!r}"
     servers = ",".join(map(str, settings.bootstrap_servers))
     return f"Consumer(client_id={settings.client_id!r}{group}, bootstrap_servers={servers!r})"
+
+
+def _offsets(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None, group: ConsumerGroup
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return offsets in full, by default the positions."""
+    if offsets is None:
+        return group.positions()
+    return {
+        TopicPartition(*name): offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+        for name, offset in offsets.items()
+    }
 
 
 def _name(partition: TopicPartition) -> TopicPartition:

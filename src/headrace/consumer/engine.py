@@ -26,6 +26,7 @@ from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.config.clock import Clock
 from headrace.consumer.fetching import PartitionFetcher
+from headrace.consumer.group import ConsumerGroup
 from headrace.consumer.offset_lookups import OffsetLookups
 from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, PositionState
 from headrace.consumer.positions import PositionKeeper
@@ -34,6 +35,7 @@ from headrace.consumer.settings import ConsumerSettings, consumer_log
 from headrace.errors import (
     BrokerError,
     ClosedError,
+    ConnectionFailedError,
     HeadraceError,
     IllegalStateError,
     IoThreadError,
@@ -44,6 +46,8 @@ from headrace.types import TopicPartition
 
 ERROR_PAUSE_SECONDS = 0.1
 IDLE_MS = 60_000.0
+JOIN_SECONDS_MIN = 1.0
+"""How long `close` waits at least for the I/O thread, which has nothing more to wait for."""
 MINUTE_MS = 60_000.0
 
 T = TypeVar("T")
@@ -67,7 +71,7 @@ class ConsumerEngine:
         self._woken = False  # `wakeup` was called.
         # Queues between the two threads.
         self._commands: deque[Callable[[], None]] = deque()
-        self.steps: deque[Callable[[], None]] = deque()
+        self.steps: deque[Callable[[], object]] = deque()
         """Steps of rebalances, which the application thread runs in `poll`."""
         self._errors: deque[HeadraceError] = deque()
         self._failed: deque[AssignedPartition] = deque()
@@ -94,6 +98,8 @@ class ConsumerEngine:
             )
             self.buffer = FetchBuffer()
             self.lookups = self._make_lookups()
+            group = self.settings.group
+            self.group = None if group is None else ConsumerGroup(self, group)
             self.positions = self._make_positions()
             self.fetcher = self._make_fetcher()
             self.thread = threading.Thread(target=self._run, name=f"headrace-{self.settings.client_id}", daemon=True)
@@ -132,7 +138,7 @@ class ConsumerEngine:
         return PositionKeeper(
             self.metadata,
             self.lookups,
-            None,
+            None if self.group is None else self.group.coordinator,
             self.settings,
             self.clock,
             assignment=lambda: self.assignment,
@@ -188,21 +194,24 @@ class ConsumerEngine:
         while self._commands:
             self._commands.popleft()()
         now = self.clock.monotonic_ms()
-        wait_ms = IDLE_MS
+        self.positions.run()
+        wait_ms = IDLE_MS if self.group is None else self.group.run(now)
         if self.metadata.time_to_update_ms(now) <= 0:
             self.metadata.touch(self._topics())
         wait_ms = min(wait_ms, self.updater.maybe_update(now))
-        self.positions.run()
         wait_ms = min(wait_ms, self.lookups.run(now))
         wait_ms = min(wait_ms, self.fetcher.run(now))
         self.network.poll(wait_ms, now)
 
     def _topics(self) -> set[str]:
         """Return the topics whose metadata is needed."""
-        return {tp.topic for tp in self.assignment.partitions} | self.lookups.topics()
+        topics = {tp.topic for tp in self.assignment.partitions} | self.lookups.topics()
+        return topics if self.group is None else topics | self.group.needed_topics()
 
     def _shut_down(self, error: HeadraceError) -> None:
         self.lookups.fail_all(error)
+        if self.group is not None:
+            self.group.coordinator.fail_all(error)
         self.metadata.close(error)
         self.network.close()
         self.plugins.close()
@@ -226,11 +235,15 @@ class ConsumerEngine:
                 else:
                     self.restart(partition, partition.position)
 
-        self.steps.append(move)
-        self.notify()
+        self.add_step(move)
 
     def _note_failure(self) -> None:
         self.metadata.request_update()
+
+    def add_step(self, step: Callable[[], object]) -> None:
+        """Run a function on the application thread, in `poll`."""
+        self.steps.append(step)
+        self.notify()
 
     def raise_in_poll(self, error: HeadraceError) -> None:
         """Raise an error in the application's current or next `poll`."""
@@ -283,7 +296,11 @@ class ConsumerEngine:
     def poll(self, take: Callable[[], T | None], timeout_ms: float) -> T | None:
         """Return what `take` returns, once that is something; None on timeout. Runs steps of rebalances meanwhile."""
         self.check_usable()
+        if self.is_polling:
+            raise IllegalStateError("poll() was called by a listener, which poll() has called: return from it first")
         self.is_polling = True
+        if self.group is not None:
+            self.group.on_poll()
         deadline = time.monotonic() + timeout_ms / 1000
         try:
             while True:
@@ -405,10 +422,18 @@ class ConsumerEngine:
         return self._closed
 
     def close(self, timeout_ms: float) -> None:
-        """Stop the I/O thread."""
+        """Leave the group and stop the I/O thread."""
         if self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
-        self._running = False
-        self.network.wakeup()
-        self.thread.join(timeout_ms / 1000)
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            if self.group is not None and self.failure is None:
+                self._woken = False
+                self.group.close(timeout_ms)
+        except (TimedOutError, BrokerError, ConnectionFailedError) as error:
+            self.log.warning("closing without a response of the coordinator: %s", error)
+        finally:
+            self._closed = True
+            self._running = False
+            self.network.wakeup()
+            self.thread.join(max(JOIN_SECONDS_MIN, deadline - time.monotonic()))
