@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.config.option_types import ConsumerOptions, ProducerOptions
     from headrace.consumer.consumer import Consumer
     from headrace.consumer.deserializers import Deserializer
+    from headrace.consumer.rebalances import RebalanceListener
     from headrace.consumer.results import OffsetAndTimestamp
     from headrace.errors import (
         AbortableError,
@@ -172,6 +173,7 @@ __all__ = [
     "ProducerOptions",
     "ProducerRecord",
     "RebalanceInProgressError",
+    "RebalanceListener",
     "RecordFuture",
     "RecordMetadata",
     "RecordTooLargeError",
@@ -239,6 +241,7 @@ _MODULES = {
     "ProducerInterceptor": "producer.interceptors",
     "ProducerOptions": "config.option_types",
     "ProducerRecord": "producer.records",
+    "RebalanceListener": "consumer.rebalances",
     "RecordFuture": "producer.batch",
     "RecordMetadata": "producer.records",
     "RegisteredSchema": "schema.types",

@@ -80,7 +80,7 @@ def test_poll_arrow_returns_the_columns_of_all_partitions(either):
     topic = fill(either, 1000, 3, compression_type="zstd")
     with open_consumer(either) as consumer:
         consumer.assign([TopicPartition(topic, i) for i in range(3)])
-        batches = []
+        batches: list[pa.RecordBatch] = []
         while sum(batch.num_rows for batch in batches) < 1000:
             batch = consumer.poll_arrow(SECONDS_MAX)
             assert batch is not None
@@ -133,8 +133,9 @@ def test_seek_moves_to_offsets_ends_and_times(either):
         assert consumer.beginning_offsets([tp]) == {tp: 0}
         assert consumer.end_offsets([tp]) == {tp: 100}
         times = consumer.offsets_for_times({tp: TIME + 10})
-        assert times[tp] is not None
-        assert times[tp][:2] == (10, TIME + 10)
+        first = times[tp]
+        assert first is not None
+        assert first[:2] == (10, TIME + 10)
         assert consumer.offsets_for_times({tp: TIME + 1000}) == {tp: None}
 
 

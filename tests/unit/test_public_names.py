@@ -75,6 +75,7 @@ NAMES = {
     "ProducerOptions",
     "ProducerRecord",
     "RebalanceInProgressError",
+    "RebalanceListener",
     "RecordFuture",
     "RecordMetadata",
     "RecordTooLargeError",

@@ -16,7 +16,7 @@ from headrace.client.offsets import Isolation
 from headrace.client.plugins import PrefixedLogger
 from headrace.config.clock import Clock
 from headrace.consumer.coordinator import GroupCoordinator
-from headrace.consumer.membership import ClassicMembership, MemberState, Topics
+from headrace.consumer.membership import ClassicMembership, MemberState, Step, Topics
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, Assignment
 from headrace.consumer.rebalances import RebalanceListener, Rebalancer
 from headrace.consumer.results import Outcome
@@ -90,10 +90,12 @@ class ConsumerGroup:
         """Return the topics whose metadata is needed. I/O thread."""
         return self.membership.topics()
 
-    def revoke(self, *, lost: bool, keeps: bool, on_done: Callable[[], None]) -> None:
+    def revoke(self, step: Step, on_done: Callable[[], None], *, lost: bool, keeps: bool) -> None:
         """Let the application give up partitions, in `poll`. I/O thread."""
 
-        def step() -> None:
+        def run() -> None:
+            if not step():
+                return
             try:
                 if lost or not keeps:
                     self.rebalancer.revoke_all(lost=lost)
@@ -104,12 +106,14 @@ class ConsumerGroup:
             finally:
                 self._engine.call(on_done)
 
-        self._engine.add_step(step)
+        self._engine.add_step(run)
 
-    def apply(self, assigned: Sequence[TopicPartition], on_done: Callable[[bool], None]) -> None:
+    def apply(self, step: Step, assigned: Sequence[TopicPartition], on_done: Callable[[bool], None]) -> None:
         """Let the application take partitions, in `poll`. I/O thread."""
 
-        def step() -> None:
+        def run() -> None:
+            if not step():
+                return
             before = set(self._engine.assignment.partitions)
             try:
                 self.rebalancer.apply(assigned)
@@ -117,7 +121,7 @@ class ConsumerGroup:
                 has_revoked = bool(before - set(assigned))
                 self._engine.call(lambda: on_done(has_revoked))
 
-        self._engine.add_step(step)
+        self._engine.add_step(run)
 
     def owned(self) -> list[TopicPartition]:
         """Return the assigned partitions. Any thread."""

@@ -91,13 +91,17 @@ HEARTBEATING = frozenset({MemberState.REVOKING, MemberState.ASSIGNING, MemberSta
 POLL_CHECKED = HEARTBEATING | {MemberState.JOINING, MemberState.SYNCING}
 
 
+Step = Callable[[], bool]
+"""Returns whether a step is still to be done: the state of the member may have changed before the application polls."""
+
+
 class Application(Protocol):
     """The application thread, as the membership needs it."""
 
-    def revoke(self, *, lost: bool, keeps: bool, on_done: Callable[[], None]) -> None:
+    def revoke(self, step: Step, on_done: Callable[[], None], *, lost: bool, keeps: bool) -> None:
         """Give up the partitions, except if `keeps` (cooperative) those of subscribed topics; then call `on_done`."""
 
-    def apply(self, assigned: Sequence[TopicPartition], on_done: Callable[[bool], None]) -> None:
+    def apply(self, step: Step, assigned: Sequence[TopicPartition], on_done: Callable[[bool], None]) -> None:
         """Take the assigned partitions; then call `on_done` with whether some were revoked."""
 
     def owned(self) -> list[TopicPartition]: ...
@@ -187,6 +191,10 @@ class ClassicMembership:
         self._state = state
         self._attempt += 1
         self._is_requested = False
+
+    def _step(self) -> Step:
+        attempt = self._attempt
+        return lambda: attempt == self._attempt
 
     def _set_identity(self, generation: int, member_id: str) -> None:
         self._generation, self._member_id = generation, member_id
@@ -317,7 +325,7 @@ class ClassicMembership:
             if attempt == self._attempt:
                 self._transition_to(MemberState.JOINING)
 
-        self._application.revoke(lost=lost, keeps=self._is_cooperative, on_done=on_done)
+        self._application.revoke(self._step(), on_done, lost=lost, keeps=self._is_cooperative)
 
     def _on_removed(self, code: int) -> None:
         """Join again as a new member: the group has removed this one."""
@@ -472,7 +480,7 @@ class ClassicMembership:
                 self._is_rejoin_needed = self._is_rejoin_needed or has_revoked
                 self._transition_to(MemberState.STABLE)
 
-        self._application.apply(partitions, on_done)
+        self._application.apply(self._step(), partitions, on_done)
 
     def _rejoin_after(self, code: int, api: str) -> None:
         """Handle an error of JoinGroup or SyncGroup."""
