@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.client.metadata import Cluster, PartitionInfo
     from headrace.client.registry import SchemaRegistryClient
     from headrace.config.option_types import ConsumerOptions, ProducerOptions
+    from headrace.consumer.aio import AsyncConsumer
     from headrace.consumer.consumer import Consumer
     from headrace.consumer.deserializers import Deserializer
     from headrace.consumer.rebalances import RebalanceListener
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AbortableError",
     "ArrowDelivery",
+    "AsyncConsumer",
     "AsyncProducer",
     "AuthenticationError",
     "AuthorizationError",
@@ -227,6 +229,7 @@ _MODULES = {
     "OffsetAndTimestamp": "consumer.results",
     "TopicPartition": "types",
     "ArrowDelivery": "producer.batch",
+    "AsyncConsumer": "consumer.aio",
     "AsyncProducer": "producer.aio",
     "Cluster": "client.metadata",
     "GroupMetadata": "types",

@@ -12,6 +12,7 @@ import headrace
 NAMES = {
     "AbortableError",
     "ArrowDelivery",
+    "AsyncConsumer",
     "AsyncProducer",
     "AuthenticationError",
     "AuthorizationError",

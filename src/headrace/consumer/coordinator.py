@@ -354,9 +354,6 @@ class GroupCoordinator:
             return OffsetFetchRequest(group_id=group_id, topics=rows, require_stable=requires_stable)
         topics = [OffsetFetchRequestTopics(name=t, partition_indexes=p) for t, p in grouped.items()]
         group = OffsetFetchRequestGroup(group_id=group_id, topics=topics)
-        identity = self.identity()
-        if self._settings.protocol == "consumer" and identity.generation_id > 0:  # the broker checks the epoch
-            group = group.replace(member_id=identity.member_id, member_epoch=identity.generation_id)
         return OffsetFetchRequest(groups=[group], require_stable=requires_stable)
 
 

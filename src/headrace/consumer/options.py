@@ -10,6 +10,7 @@ Names, types, defaults and ranges are Kafka's, except:
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from headrace.config import Between, NotEmpty, OneOf, Option, Options
 from headrace.config.client_options import COMMON_OPTIONS, FROM_0, INERT_SASL_OPTIONS, SASL_OPTIONS
@@ -109,7 +110,7 @@ _GROUP = (
         "group.protocol",
         "str",
         "classic",
-        "The protocol of the group: classic, or consumer (KIP-848), where the broker assigns the partitions.",
+        "The protocol of the group: classic, or consumer (KIP-848), which is not supported yet: it is an error.",
         OneOf("classic", "consumer", ignore_case=True),
         "high",
     ),
@@ -208,8 +209,13 @@ _PLUGINS = (
     ),
 )
 
+_NO_METRICS = "consumers have no metrics yet; `lag` returns the lag of a partition"
 # The live view shows producers only.
-_COMMON = tuple(option for option in COMMON_OPTIONS if not option.name.startswith("view."))
+_COMMON = tuple(
+    replace(option, no_effect=_NO_METRICS) if option.name.startswith(("metric.", "metrics.")) else option
+    for option in COMMON_OPTIONS
+    if not option.name.startswith("view.")
+)
 
 CONSUMER_OPTIONS = Options(
     *_COMMON,

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from headrace.client import addresses, tls
 from headrace.client.addresses import Endpoint
 from headrace.client.connection import ConnectionSettings
@@ -91,16 +93,14 @@ def _check_group(config: Config, group_id: str | None) -> dict[str, object]:
             raise ConfigError("group.instance.id is set, but group.id is not: set it, too")
         return {"enable.auto.commit": False}
     if config["group.protocol"] == "consumer":
-        for name in ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"):
-            if config.given(name):
-                raise ConfigError(
-                    f"{name} is set, but with group.protocol=consumer the broker decides: leave it unset, or use "
-                    "group.protocol=classic"
-                )
-    elif config["group.remote.assignor"] is not None:
-        raise ConfigError("group.remote.assignor is set, but needs group.protocol=consumer")
+        raise ConfigError(
+            "group.protocol is consumer (KIP-848), which this consumer does not support yet: leave it unset, for the "
+            "classic protocol, which all brokers have"
+        )
+    if config["group.remote.assignor"] is not None:
+        raise ConfigError("group.remote.assignor is set, but needs group.protocol=consumer, which is not supported yet")
     session_ms, heartbeat_ms = config.of(int, "session.timeout.ms"), config.of(int, "heartbeat.interval.ms")
-    if config["group.protocol"] == "classic" and heartbeat_ms >= session_ms:
+    if heartbeat_ms >= session_ms:
         raise ConfigError(
             f"heartbeat.interval.ms is {heartbeat_ms}, but must be below session.timeout.ms ({session_ms}): set it to "
             "a third of that"
@@ -213,7 +213,16 @@ def _connection(config: Config, tls_options: TlsSettings | None, sasl: SaslSetti
         receive_buffer_bytes=config.of(int, "receive.buffer.bytes"),
         tls_context=None if tls_options is None else tls.context(tls_options),
         mechanism_factory=None if sasl is None else sasl.mechanism,
+        allocate=_allocate,
     )
+
+
+def _allocate(size: int) -> memoryview:
+    """Return memory for a response.
+
+    Arrow's allocator uses freed memory again. That of a bytearray would be new pages, filled with zeros twice.
+    """
+    return memoryview(pa.allocate_buffer(size)).cast("B")
 
 
 def _fetch(config: Config) -> FetchSettings:
