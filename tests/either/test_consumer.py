@@ -19,6 +19,8 @@ from headrace import (
     UnknownTopicOrPartitionError,
     WakeupError,
 )
+from headrace.client.network import NetworkClient
+from headrace.wire.api import ApiKey
 
 SECONDS_MAX = 20.0
 TIME = 1_700_000_000_000
@@ -260,3 +262,59 @@ def test_read_committed_skips_open_and_aborted_transactions(either):
             consumer.assign([tp])
             assert len(read(consumer, 20)) == 20
         producer.abort_transaction()
+
+
+@pytest.mark.behaviour("C06")
+@pytest.mark.parametrize("paused", [False, True], ids=["stalled", "paused"])
+def test_memory_is_bounded_while_the_application_does_not_poll(either, paused):
+    topic = unique("large")
+    either.create_topic(topic, 4)
+    with Producer(bootstrap_servers=either.bootstrap, batch_size=50_000) as producer:
+        for i in range(400):
+            producer.send(topic, bytes(20_000), partition=i % 4)
+    names = [TopicPartition(topic, i) for i in range(4)]
+    with open_consumer(either, fetch_max_bytes=500_000, max_partition_fetch_bytes=100_000) as consumer:
+        consumer.assign(names)
+        count = len(consumer.poll(SECONDS_MAX, max_records=1))
+        if paused:
+            consumer.pause(names[:2])
+            count += len(consumer.poll(0.3))
+        buffer = consumer._engine.buffer
+        sizes = []
+        for _ in range(20):
+            sizes.append(buffer.size)
+            time.sleep(0.02)
+        assert max(sizes) <= 500_000 + 50_100  # the limit, and a batch that is sent even if it is larger
+        assert sizes[-1] > 0
+        consumer.resume(names)
+        count += len(read(consumer, 400 - count))
+        assert count == 400
+        assert buffer.size == 0
+
+
+def test_an_incremental_fetch_names_what_has_changed_only(either, monkeypatch):
+    requests = []
+    send = NetworkClient.send
+
+    def spy(self, node_id, request, now):
+        if request.api_key == ApiKey.FETCH:
+            requests.append(request.build(12))
+        send(self, node_id, request, now)
+
+    monkeypatch.setattr(NetworkClient, "send", spy)
+    topic = fill(either, 0, 3)
+    with open_consumer(either, fetch_max_wait_ms=50) as consumer:
+        consumer.assign([TopicPartition(topic, i) for i in range(3)])
+        for i in range(3):
+            consumer.position(TopicPartition(topic, i))
+        consumer.poll(0.3)
+        idle = len(requests)
+        with Producer(bootstrap_servers=either.bootstrap) as producer:
+            producer.send(topic, b"v", partition=1)
+        read(consumer, 1)
+        consumer.poll(0.3)
+    named = [[p.partition for t in request.topics for p in t.partitions] for request in requests]
+    assert {number for numbers in named[:idle] for number in numbers} == {0, 1, 2}
+    assert [] in named[:idle]  # nothing has changed
+    assert [1] in named[idle:]
+    assert all(numbers in ([], [1]) for numbers in named[idle:])

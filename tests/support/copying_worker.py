@@ -16,6 +16,7 @@ def main(bootstrap: str, group: str, source: str, target: str, transactional_id:
     consumer = Consumer(
         bootstrap_servers=bootstrap,
         group_id=group,
+        group_instance_id="copier",  # so that the next worker takes over at once
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
