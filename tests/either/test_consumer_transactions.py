@@ -68,7 +68,12 @@ def test_offsets_of_an_old_generation_are_refused_in_a_transaction(either):
     topic, group = unique("fenced"), unique("group")
     either.create_topic(topic, 1)
     with (
-        Consumer(bootstrap_servers=either.bootstrap, group_id=group, heartbeat_interval_ms=200) as consumer,
+        Consumer(
+            bootstrap_servers=either.bootstrap,
+            group_id=group,
+            heartbeat_interval_ms=200,
+            isolation_level="read_committed",  # waits for offsets of transactions that are being completed
+        ) as consumer,
         Producer(bootstrap_servers=either.bootstrap, transactional_id=unique("txn")) as producer,
     ):
         consumer.subscribe([topic])

@@ -48,6 +48,8 @@ ERROR_PAUSE_SECONDS = 0.1
 IDLE_MS = 60_000.0
 JOIN_SECONDS_MIN = 1.0
 """How long `close` waits at least for the I/O thread, which has nothing more to wait for."""
+ERRORS_MAX = 100
+"""Errors that wait for `poll`; the oldest ones are dropped."""
 MINUTE_MS = 60_000.0
 
 T = TypeVar("T")
@@ -73,7 +75,7 @@ class ConsumerEngine:
         self._commands: deque[Callable[[], None]] = deque()
         self.steps: deque[Callable[[], object]] = deque()
         """Steps of rebalances, which the application thread runs in `poll`."""
-        self._errors: deque[HeadraceError] = deque()
+        self._errors: deque[HeadraceError] = deque(maxlen=ERRORS_MAX)
         self._failed: deque[AssignedPartition] = deque()
         # I/O thread.
         self._running = True
