@@ -11,7 +11,7 @@ DEMO_REPORT ?= build/demo.html
 KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx src/headrace/*/*/*.pyx src/headrace/*/*/*.h src/headrace/*/*/*.pxi $(WIRE)/*.pxd $(WIRE)/*.pxi $(WIRE)/*.h)
 # Asked of the file, not of an import: a kernel that does not load has to fail the tests.
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
-SPARK := tests/spark tests/docs
+SPARK := tests/spark tests/docs tests/schema/test_page.py
 LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
@@ -123,9 +123,9 @@ bench: bench-wire bench-producer bench-broker
 bench-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.wire
 
-# Avro to and from Arrow columns, beside fastavro.
+# Avro, Protobuf and JSON to and from Arrow columns, beside other libraries; then Avro topics in Spark.
 bench-schema: .venv/.ready .venv/.kernel
-	@$(BIN)/python -m bench.schema
+	@$(BIN)/python -m bench.schema; first=$$?; $(BIN)/python -m bench.spark_schema && exit $$first
 
 bench-producer: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.producer

@@ -15,7 +15,7 @@ KERNEL = WIRE / "_kernel.pyx"
 SEND = Path("src/headrace/producer/_send")
 SCHEMA = Path("src/headrace/schema")
 PROMPT = Path("src/headrace/client/_prompt.pyx")
-SCHEMA_FORMATS = ("_avro",)
+SCHEMA_FORMATS = ("_avro", "_protobuf", "_json")
 
 
 def schema_codec(format: str) -> Extension:

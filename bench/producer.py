@@ -73,7 +73,7 @@ class Target:
 
 TARGETS = [
     Target("send() records/s", "records_per_s", "headrace send()", "confluent-kafka", 2.5, True),
-    Target("send() CPU", "cpu_us", "headrace send()", "confluent-kafka", 0.3, False),
+    Target("send() CPU", "cpu_us", "headrace send()", "confluent-kafka", 0.25, False),
     Target("send() records/s", "records_per_s", "headrace send()", "Java ProducerPerformance", 3, True),
     Target("send() records/s", "records_per_s", "headrace send()", "aiokafka", 12, True),
     Target("send() records/s", "records_per_s", "headrace send()", "kafka-python", 30, True),

@@ -1,8 +1,11 @@
-"""`make bench-schema`: Avro to Arrow columns and back, beside fastavro row by row, in one process on one core.
+"""`make bench-schema`: Avro, Protobuf and JSON to Arrow columns and back, beside other libraries.
+
+One process on one core. The cases of Protobuf are in schema_protobuf.py.
 
 Two records: four columns (long, string, double, timestamp; two of them nullable), and a nested one (record, array of
 records, map, enum, decimal, union). fastavro's rows are made into Arrow columns as well for "to Arrow"; the target is
-compared with fastavro's decoding alone. Cases of pyruhvro run if it is installed.
+compared with fastavro's decoding alone. Cases of pyruhvro run if it is installed. JSON has the same four columns,
+beside Python's json, orjson (both row by row, then to Arrow) and pyarrow's reader of JSON lines.
 """
 
 from __future__ import annotations
@@ -19,16 +22,21 @@ from decimal import Decimal
 from typing import Any
 
 import fastavro
+import orjson
 import pyarrow as pa
+import pyarrow.json
 
 from bench.harness import Case, measure, report
+from bench.schema_protobuf import protobuf_cases
 from headrace.schema.avro import AvroDecoder, AvroEncoder
+from headrace.schema.json_schema import JsonDecoder, JsonEncoder
 from headrace.wire.kernel import KERNEL_NAME
 
 ROWS = 100_000
 ROWS_OF_FASTAVRO = 10_000
 DECODE_LIMIT_NS = 500  # 2 million records/s
 ENCODE_LIMIT_NS = 1e9 / 1.5e6
+JSON_LIMIT_NS = 1e9 / 1.5e6
 DECODE_RATIO = 5
 
 FLAT: dict[str, Any] = {
@@ -130,6 +138,49 @@ def cases_of(title: str, schema: dict[str, Any], make_row: Callable[[random.Rand
     return [*cases, *_pyruhvro_cases(title, json.dumps(schema), column, values)]
 
 
+FLAT_JSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "customer": {"type": ["string", "null"]},
+        "amount": {"type": "number"},
+        "at": {"type": ["integer", "null"], "title": "org.apache.kafka.connect.data.Timestamp"},
+    },
+    "required": ["id", "amount"],
+}
+
+
+def json_cases() -> list[Case]:
+    chance = random.Random(20_26)
+    rows = [flat_row(chance) for _ in range(ROWS)]
+    for row in rows:
+        row["at"] = None if row["at"] is None else int(row["at"].timestamp() * 1000)
+    encoded = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
+    column, text = pa.array(encoded, pa.binary()), json.dumps(FLAT_JSON)
+    decoder, first, validating = JsonDecoder(text), JsonDecoder(text, columns=["id"]), JsonDecoder(text, validate=True)
+    values, errors = decoder.decode(column)
+    assert not errors
+    encoder = JsonEncoder(text, decoder.arrow_type)
+    assert encoder.encode(values)[0].equals(column)
+    some, some_rows, some_column = encoded[:ROWS_OF_FASTAVRO], rows[:ROWS_OF_FASTAVRO], column[:ROWS_OF_FASTAVRO]
+    plain = pa.struct([("id", pa.int64()), ("customer", pa.string()), ("amount", pa.float64()), ("at", pa.int64())])
+    lines = pa.py_buffer(b"\n".join(encoded))
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 24)
+    parsing = pyarrow.json.ParseOptions(explicit_schema=pa.schema(list(plain)))
+    count = len(some)
+    return [
+        Case("JSON: decode", lambda: decoder.decode(column), ROWS, JSON_LIMIT_NS),
+        Case("JSON: decode one field", lambda: first.decode(column), ROWS),
+        Case("JSON: encode", lambda: encoder.encode(values), ROWS, JSON_LIMIT_NS),
+        Case("JSON: decode and validate", lambda: validating.decode(some_column), count),
+        Case("JSON: json.loads to Arrow", lambda: pa.array([json.loads(v) for v in some], plain), count),
+        Case("JSON: orjson.loads to Arrow", lambda: pa.array([orjson.loads(v) for v in some], plain), count),
+        Case("JSON: pyarrow.json", lambda: pyarrow.json.read_json(pa.BufferReader(lines), reading, parsing), ROWS),
+        Case("JSON: json.dumps", lambda: [json.dumps(row).encode() for row in some_rows], count),
+        Case("JSON: orjson.dumps", lambda: [orjson.dumps(row) for row in some_rows], count),
+    ]
+
+
 def _write(schema: Any, row: dict[str, Any]) -> bytes:
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, schema, row)
@@ -168,8 +219,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     cases = [*cases_of("four columns", FLAT, flat_row), *cases_of("nested", NESTED, nested_row)]
+    cases += [*protobuf_cases(), *json_cases()]
     measure(cases, options.rounds)
-    met = report(f"Avro, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
+    met = report(f"Avro, Protobuf and JSON, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
     medians = {case.name: case.median_ns for case in cases}
     for title in ("four columns", "nested"):
         for what in ("decode", "encode"):

@@ -62,6 +62,12 @@ def _schema_registry() -> Mapping[str, Option]:
     return REGISTRY_OPTIONS
 
 
+def _serde() -> Mapping[str, Option]:
+    from headrace.config.serde_options import SERDE_OPTIONS
+
+    return SERDE_OPTIONS
+
+
 def _broker() -> Mapping[str, Option]:
     from headrace.broker.broker_options import BROKER_OPTIONS
 
@@ -81,6 +87,7 @@ SETS: dict[str, Callable[[], Mapping[str, Option]]] = {
     "spark-source": _spark_source,
     "spark-source-kafka": _spark_source_kafka,
     "schema-registry": _schema_registry,
+    "serde": _serde,
     "broker": _broker,
     "topic": _topic,
 }

@@ -27,7 +27,7 @@ from headrace.spark import lookup, sink
 from headrace.spark.errors import PlanError
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.source import BatchReader
-from headrace.spark.source_options import schema_of
+from headrace.spark.source_options import Mode, parse, schema_of
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificates")
 
@@ -78,7 +78,7 @@ def plan_sink(options: dict[str, str]) -> None:
 
 def plan_source(options: dict[str, str]) -> None:
     given = {"subscribe": "t", **{f"kafka.{name}": value for name, value in options.items()}}
-    BatchReader(given, schema_of(given)).partitions()
+    BatchReader(given, schema_of(parse(given, Mode.ANY))).partitions()
 
 
 MIXUPS = [

@@ -29,6 +29,17 @@ def test_two(kafka_broker, kafka_topic):
 def test_that_ends_it(kafka_broker, kafka_topic):
     kafka_broker.kill()
 """
+USES_REGISTRY = """
+from headrace import Schema, SchemaRegistryClient
+
+def test_it(kafka_broker, schema_registry):
+    registry = SchemaRegistryClient(schema_registry)
+    registry.register("orders-value", Schema('"string"'))
+    kafka_broker.restart()
+    assert kafka_broker.schema_registry_url == schema_registry
+    registry.clear_cache()
+    assert registry.get_subjects() == ["orders-value"]
+"""
 COSTS_NOTHING = """
 import sys
 
@@ -81,3 +92,9 @@ def test_the_fixtures_are_listed_with_their_docs(tmp_path):
     done = run_pytest(tmp_path, "def test_it(): pass", "--fixtures")
     assert "A Kafka broker in a separate process for the whole run" in done.stdout
     assert "a new, empty topic" in done.stdout
+    assert "The URL of a schema registry" in done.stdout
+
+
+def test_the_schema_registry_is_in_the_broker_of_the_run(tmp_path):
+    done = run_pytest(tmp_path, USES_REGISTRY)
+    assert done.returncode == 0, done.stdout + done.stderr

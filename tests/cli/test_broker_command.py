@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from headrace import Producer
+from headrace import Producer, Schema, SchemaRegistryClient
 from headrace.errors import Code
 from headrace.wire.api.groups import HeartbeatRequest, HeartbeatResponse
 from tests.support.broker_commands import COMMAND_SECONDS_MAX, headrace, running
@@ -51,6 +51,31 @@ def test_the_ready_line_is_text_and_the_data_is_in_the_state_folder(tmp_path):
         assert headrace("broker", "status", state=tmp_path).returncode == 0
         process.send_signal(signal.SIGINT)
         assert process.wait(COMMAND_SECONDS_MAX) == 0
+
+
+def test_a_schema_registry_is_started_with_the_broker(tmp_path):
+    arguments = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path / "data", "--schema-registry", "127.0.0.1:0")
+    with running(*arguments, "--format", "json") as (process, line):
+        url = json.loads(line)["schema_registry"]
+        assert SchemaRegistryClient(url).register("orders-value", Schema('"string"')).id == 1
+        status = headrace("broker", "status", "--data-dir", tmp_path / "data", "--format", "json")
+        assert json.loads(status.stdout)["schema_registry"] == url
+        process.terminate()
+        assert process.wait(COMMAND_SECONDS_MAX) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_the_second_line_names_the_schema_registry_and_an_open_one_is_a_warning(tmp_path):
+    arguments = ("--listen", "127.0.0.1:0", "--data-dir", tmp_path / "data", "--schema-registry", "0.0.0.0:0")
+    with running(*arguments) as (process, line):
+        assert "ready" in line
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("headrace schema registry ready: http://0.0.0.0:")
+        process.terminate()
+        process.wait(COMMAND_SECONDS_MAX)
+        assert "the schema registry on 0.0.0.0:0 gives everyone" in process.stderr.read()
 
 
 def test_sigterm_stops_the_broker_cleanly(started):

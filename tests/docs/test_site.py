@@ -13,6 +13,7 @@ import pytest
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.config.registry_options import REGISTRY_OPTIONS
+from headrace.config.serde_options import SERDE_OPTIONS
 from headrace.consumer.options import CONSUMER_OPTIONS
 from headrace.producer.options import PRODUCER_OPTIONS
 from tests.support.doc_pages import PROJECT
@@ -48,7 +49,7 @@ def test_every_option_is_in_its_page(site):
     for page, options in {
         "producer.html": PRODUCER_OPTIONS,
         "consumer.html": CONSUMER_OPTIONS,
-        "schemas.html": REGISTRY_OPTIONS,
+        "schemas.html": {**REGISTRY_OPTIONS, **SERDE_OPTIONS},
         "broker-options.html": {**BROKER_OPTIONS, **TOPIC_OPTIONS},
     }.items():
         text = unescape((site / page).read_text())

@@ -1,4 +1,4 @@
-"""Pages with a schema registry are run with Apicurio Registry at its address."""
+"""Pages with a schema registry are run with Apicurio Registry at its address, and with the broker's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ def test_there_is_a_page_with_a_registry():
     assert "schemas" in [page.stem for page in WITH_REGISTRY]
 
 
-@pytest.mark.parametrize("page", WITH_REGISTRY, ids=lambda page: page.stem)
-def test_the_blocks_of_a_page_run(page, apicurio_registry, tmp_path):
-    with Reader(tmp_path / "reader", registry_url=apicurio_registry.url) as reader:
+def with_marks(page):
+    """Pages with Spark are part of `make test-spark`."""
+    uses_spark = any(block.uses_spark for block in blocks_of(page))
+    return pytest.param(page, marks=[pytest.mark.slow] if uses_spark else [], id=page.stem)
+
+
+@pytest.mark.parametrize("page", [with_marks(page) for page in WITH_REGISTRY])
+def test_the_blocks_of_a_page_run(page, registry, tmp_path):
+    with Reader(tmp_path / "reader", registry_url=registry.url) as reader:
         reader.read(page)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import json
 import pickle
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -18,6 +15,7 @@ from headrace import errors
 from headrace.client.registry import SchemaRegistryClient
 from headrace.schema import RegisteredSchema, Schema, SchemaReference, framing
 from tests.support.peers.real_kafka import free_ports
+from tests.support.scripted_registry import Scripted
 from tests.support.secure_broker import OPENSSL, make_certificates
 
 QUICK = {
@@ -26,54 +24,6 @@ QUICK = {
     "schema.registry.request.timeout.ms": 5_000,
 }
 AVRO = {"schema": '"string"'}
-
-
-class Scripted:
-    """A server with a function from method and path to status, content type and body."""
-
-    def __init__(self, tls_context=None):
-        self.requests: list[tuple[str, str]] = []
-        self.headers: list[Any] = []
-        self.respond: Any = lambda method, path: (200, AVRO)
-        scripted = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_any(self):
-                scripted.requests.append((self.command, self.path))
-                scripted.headers.append(self.headers)
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                response = scripted.respond(self.command, self.path)
-                if callable(response):
-                    response(self)
-                    return
-                status, content, *headers = response
-                body = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                for name, value in headers:
-                    self.send_header(name, value)
-                if "Content-Length" not in dict(headers):
-                    self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
-
-            def log_message(self, *args):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        if tls_context is not None:
-            self._server.socket = tls_context.wrap_socket(self._server.socket, server_side=True)
-        self.port = self._server.server_address[1]
-        self.url = f"{'http' if tls_context is None else 'https'}://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 @pytest.fixture

@@ -44,9 +44,14 @@ class QueryHost:
     def start(
         self, name: str, source: str, checkpoint: str, options: dict[str, str], tasks: int | None = None
     ) -> dict[str, Any]:
-        """Start a query on a folder of files. A file is a batch, a line a row ("key value"); a key is in one task."""
+        """Start a query on a folder of files. A file is a batch, a line a row ("key value"); a key is in one task.
+
+        With a format, the value is a struct with the line.
+        """
         rows = self._spark.readStream.option("maxFilesPerTrigger", 1).text(source)
         rows = rows.selectExpr("split_part(value, ' ', 1) AS key", "value")
+        if "value.format" in options:
+            rows = rows.selectExpr("key", "named_struct('line', value) AS value")
         rows = rows if tasks is None else rows.repartition(tasks, "key")
         writer = rows.writeStream.format("headrace").options(**options).option("checkpointLocation", checkpoint)
         self._queries[name] = writer.trigger(availableNow=True).start()

@@ -22,6 +22,7 @@ from headrace.errors import BrokerError, ConfigError, TimedOutError
 from headrace.spark import reading
 from headrace.spark.errors import PlanError
 from headrace.spark.planning import DataLossError, OffsetRange
+from headrace.spark.read_columns import ReadColumns
 from headrace.spark.reading import FETCHERS, KeptFetcher, read_range
 from headrace.spark.source import BatchReader, RangePartition
 from headrace.spark.source_options import Mode, parse, schema, schema_of
@@ -335,9 +336,10 @@ def test_rows_can_have_origin_columns(either):
     assert {(row["__topic"], row["__partition"], row["__topic_id"]) for row in rows} == {
         (topic, 1, topic_id(either, topic))
     }
-    result = schema_of(options_of(either, topic, includeOrigin=True)).names
+    result = schema_of(parse(options_of(either, topic, includeOrigin=True), Mode.ANY)).names
     assert result == [name for name in ALL_COLUMNS if name != "headers"] + list(names[1:])
-    assert schema_of(options_of(either, topic)).names == [name for name in ALL_COLUMNS if name != "headers"]
+    without = schema_of(parse(options_of(either, topic), Mode.ANY)).names
+    assert without == [name for name in ALL_COLUMNS if name != "headers"]
 
 
 @pytest.mark.behaviour("S14")
@@ -363,7 +365,7 @@ def test_a_range_without_records_times_out(either):
     options = parse(options_of(either, topic, kafkaConsumer_pollTimeoutMs=300), Mode.BATCH)
     complaint = rf"{topic}-0 from 0 to 9: timed out after 300 ms \(.*\) waiting for records at offset 5"
     with pytest.raises(TimedOutError, match=complaint):
-        list(read_range(options, ALL_COLUMNS, OffsetRange(topic, 0, 0, 9)))
+        list(read_range(options, ReadColumns(ALL_COLUMNS), OffsetRange(topic, 0, 0, 9)))
 
 
 def test_a_missing_broker_fails_at_once():

@@ -179,3 +179,50 @@ def _union(draw: Callable[[Any], Any], names: Names, depth: int) -> RandomType:
 
 def _member(name: str, index: int, count: int) -> Callable[[Pair], Pair]:
     return lambda pair: ((name, pair[0]), {f"member{i}": pair[1] if i == index else None for i in range(count)})
+
+
+PROMOTIONS = [
+    *(("int", to) for to in ("int", "long", "float", "double")),
+    *(("long", to) for to in ("long", "float", "double")),
+    ("float", "double"),
+    ("string", "bytes"),
+]
+DEFAULTS = {"boolean": True, "int": 5, "long": -7, "float": 0.5, "double": 1.5, "string": "x"}
+"""A default of each type, for fields that a reader adds."""
+
+
+@st.composite
+def changed_records(draw: Callable[[Any], Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A record's schema, one that it was changed to, and a value of the first."""
+    writer_fields: list[Any] = []
+    reader_fields: list[Any] = []
+    values = {}
+    for index in range(draw(st.integers(0, 6))):
+        name = f"f{index}"
+        change = draw(st.sampled_from(["same", "promoted", "removed", "added", "renamed", "nullable", "array"]))
+        kind = draw(st.sampled_from(sorted(DEFAULTS)))
+        if change == "added":
+            reader_fields.append({"name": name, "type": kind, "default": DEFAULTS[kind]})
+            continue
+        target: object = kind
+        if change == "promoted":
+            kind, target = draw(st.sampled_from(PROMOTIONS))
+        written: object = kind
+        value = draw(PRIMITIVES[kind])[0]
+        if change == "array":
+            written, target, value = (
+                {"type": "array", "items": kind},
+                {"type": "array", "items": ["null", kind]},
+                [value],
+            )
+        writer_fields.append({"name": name, "type": written})
+        values[name] = value
+        if change == "renamed":
+            reader_fields.append({"name": f"new_{name}", "type": target, "aliases": [name]})
+        elif change == "nullable":
+            reader_fields.append({"name": name, "type": ["null", target]})
+        elif change != "removed":
+            reader_fields.append({"name": name, "type": target})
+    writer = {"type": "record", "name": "a.R", "fields": writer_fields}
+    reader = {"type": "record", "name": "b.R", "fields": draw(st.permutations(reader_fields))}
+    return writer, reader, values

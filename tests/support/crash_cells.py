@@ -7,12 +7,17 @@ is compared with its source.
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import fastavro
+
 from headrace.client.blocking import BlockingClient, ClientSettings
+from headrace.schema import framing
 from headrace.spark.decision_log import DecisionLog
 from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import Holder, this_driver
@@ -41,6 +46,7 @@ ROWS = 84
 TASKS = 3
 # One task of a batch then sends its rows inline, and two open transactions: see `Cell.check`.
 SHAPE = {"commit.mode": "auto", "commit.inline.bytes.max": "1200", "kafka.batch.size": "200"}
+AVRO_LINE = {"type": "record", "name": "Line", "fields": [{"name": "line", "type": "string"}]}
 SHORT_TRANSACTION_MS = 12_000
 """Long enough for a batch on a busy machine, short enough to wait for."""
 
@@ -105,11 +111,31 @@ class Outcome:
         return ""
 
 
+AVRO_EVERY = 3
+"""Every third cell of a column writes Avro, the others text."""
+
+
+def text_of_avro(value: bytes) -> str:
+    """Return the text of a struct with one field."""
+    _, payload = framing.decode(value)
+    row = fastavro.schemaless_reader(io.BytesIO(bytes(payload)), AVRO_LINE, None)
+    assert isinstance(row, dict)
+    return str(row["line"])
+
+
 class Cell:
-    """The query of one cell."""
+    """The query of one cell. With the URL of a schema registry, it writes Avro."""
 
     def __init__(
-        self, fault: str, failpoint: str, broker: Broker, broker_name: str, *, folder: Path, prefix: str
+        self,
+        fault: str,
+        failpoint: str,
+        broker: Broker,
+        broker_name: str,
+        *,
+        folder: Path,
+        prefix: str,
+        registry_url: str | None = None,
     ) -> None:
         self.fault, self.failpoint = fault, failpoint
         self.setup = SETUPS.get(failpoint, Setup())
@@ -117,6 +143,7 @@ class Cell:
         self.topic = new_topic(broker, f"{prefix}-{failpoint}", 3)
         self.label = self.topic
         self._bootstrap = broker.bootstrap
+        self._registry_url = registry_url
         self._folder = folder / self.topic
         self._query = CrashingQuery(self._folder, broker.bootstrap, self.topic)
         self._sink, self._decisions = unique("sink"), f"decisions-{self.topic}"
@@ -151,6 +178,9 @@ class Cell:
             # Its own topic: an open decision blocks all readers of the topic.
             "decision.topic": self._decisions,
         }
+        if self._registry_url is not None:
+            options |= {"value.format": "avro", "schema.registry.url": self._registry_url}
+            options |= {"writer.schema": json.dumps(AVRO_LINE), "schema.auto.register": "true"}
         if failpoints:
             options["headrace.failpoints"] = f"markers={self._markers}, {failpoints}"
         if transaction_ms is not None:
@@ -193,7 +223,7 @@ class Cell:
     def check(self, java_count: int) -> None:
         """Compare the topic with the source."""
         self.outcome.rows = len(self._query.rows)
-        self.outcome.audit = self._query.audit()
+        self.outcome.audit = self._query.audit() if self._registry_url is None else self._query.audit(text_of_avro)
         self.outcome.left_open = self.open_partitions()
         self.outcome.java_count = java_count
         with BlockingClient(ClientSettings(self._bootstrap)) as client:

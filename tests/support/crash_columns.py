@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.support.crash_cells import (
+    AVRO_EVERY,
     BROKER,
     DRIVER,
     EXECUTOR,
@@ -30,6 +31,7 @@ from tests.support.crash_cells import (
 )
 from tests.support.peers import java
 from tests.support.peers.broker import Broker
+from tests.support.scripted_registry import SmallRegistry
 from tests.support.spark_cluster import StandaloneCluster
 from tests.support.spark_driver import SparkDriver
 from tests.support.waiting import eventually
@@ -64,12 +66,20 @@ class Column:
 
     def run(self, failpoints: Sequence[str]) -> list[Outcome]:
         """Run all cells. The failure of a cell is in its outcome."""
+        registry = SmallRegistry()
+        try:
+            return self._run(failpoints, registry.url)
+        finally:
+            registry.close()
+
+    def _run(self, failpoints: Sequence[str], registry_url: str) -> list[Outcome]:
         began = time.monotonic()
         cells = [
             Cell(
                 *(self._fault, failpoint, self._broker, self._name),
                 folder=self._folder,
                 prefix=f"{self._prefix}-{number}",
+                registry_url=registry_url if number % AVRO_EVERY == AVRO_EVERY - 1 else None,
             )
             for number, failpoint in enumerate(failpoints)
         ]
@@ -328,5 +338,5 @@ def java_counts(jars: Path, bootstrap: str, topics: str) -> Counter[str]:
         *("--isolation-level", "read_committed", "--timeout-ms", str(JAVA_IDLE_MS)),
         options=java.SHORT_LIVED,
     )
-    labels = re.compile(r"^\S+ \d+-\d+-([^:]+):")
-    return Counter(match[1] for line in java.run(command).splitlines() if (match := labels.match(line)))
+    labels = re.compile(r"\S+ \d+-\d+-([^:]+):")  # an Avro value has its schema's id before it
+    return Counter(match[1] for line in java.run(command).splitlines() if (match := labels.search(line)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 JOB_SECONDS_MAX = 170
 SETTLE_SECONDS_MAX = 2
+
+
+TextOf = Callable[[bytes], str]
 
 
 @dataclass(slots=True)
@@ -61,9 +65,9 @@ class CrashingQuery:
         path.rename(self._source / f"{number:04d}.txt")
         self.rows += rows
 
-    def audit(self) -> Audit:
-        """Compare the topic with all rows of the source."""
-        return audit(self.bootstrap, self.topic, self.rows)
+    def audit(self, text_of: TextOf = bytes.decode) -> Audit:
+        """Compare the topic with all rows of the source; `text_of` decodes a value."""
+        return audit(self.bootstrap, self.topic, self.rows, text_of)
 
 
 class StreamInSession(CrashingQuery):
@@ -152,10 +156,13 @@ def _partitions(fetcher: Fetcher, topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for number in range(count or 0)]
 
 
-def audit(bootstrap: str, topic: str, expected: list[str]) -> Audit:
+def audit(bootstrap: str, topic: str, expected: list[str], text_of: TextOf = bytes.decode) -> Audit:
     """Compare a topic with the expected rows: lost, duplicated, foreign, and out of order within a key."""
-    by_partition = committed(bootstrap, topic)
-    seen = Counter((value or b"").decode() for records in by_partition.values() for _, value in records)
+    by_partition = {
+        partition: [(key, "" if value is None else text_of(value)) for key, value in records]
+        for partition, records in committed(bootstrap, topic).items()
+    }
+    seen = Counter(text for records in by_partition.values() for _, text in records)
     expected_counts = Counter(expected)
     differences = Audit(
         lost=sorted((expected_counts - seen).elements()),
@@ -166,14 +173,14 @@ def audit(bootstrap: str, topic: str, expected: list[str]) -> Audit:
     )
     for records in by_partition.values():
         last: dict[bytes | None, str] = {}
-        for key, value in records:
-            batch = _batch_of(value)
+        for key, text in records:
+            batch = _batch_of(text)
             if batch < last.get(key, ""):
-                differences.out_of_order.append((value or b"").decode())
+                differences.out_of_order.append(text)
             last[key] = batch
     return differences
 
 
-def _batch_of(value: bytes | None) -> str:
-    parts = (value or b"").decode().split(" ")
+def _batch_of(text: str) -> str:
+    parts = text.split(" ")
     return parts[1].partition("-")[0] if len(parts) > 1 else ""

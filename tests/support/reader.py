@@ -182,8 +182,8 @@ class Reader:
             check_unrun(block, command)
             return
         assert first in RUN, f"{block.location}: {first} is not run here; mark the block as text"
-        if command == _BROKER_START:
-            return  # started with the page
+        if command in (_BROKER_START, f"{_BROKER_START} --schema-registry"):
+            return  # started with the page; the registry is that of the test
         if command.startswith(_BROKER_START):
             self._start(block, command)
             return

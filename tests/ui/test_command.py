@@ -41,6 +41,16 @@ def test_broker_starts_and_stops_its_view(tmp_path):
         assert not is_up(url)
 
 
+def test_the_view_of_a_broker_with_a_registry_shows_schemas(tmp_path):
+    arguments = ("--listen", FREE, "--data-dir", tmp_path / "data", "--ui", FREE, "--format", "json")
+    with running(*arguments, "--schema-registry", FREE, state=tmp_path) as (process, _):
+        url = view_of(process).partition("?")[0].rstrip("/")
+        with urllib.request.urlopen(f"{url}/topics/orders/schema", timeout=RESPONSE_SECONDS_MAX) as response:
+            page = response.read()
+        assert b"Schema of values" in page
+        assert b"No schema registry is configured" not in page
+
+
 def test_view_ends_with_a_killed_broker(tmp_path):
     arguments = ("--listen", FREE, "--data-dir", tmp_path / "data", "--ui", FREE, "--format", "json")
     with running(*arguments, state=tmp_path) as (process, _):

@@ -25,6 +25,7 @@ from headrace.schema.avro_resolution import project, resolve
 from headrace.schema.avro_schema import RecordType
 from headrace.wire.columns import bytes_column
 from tests.support.avro_types import RandomType, fastavro_bytes, record_types
+from tests.support.damage import mutated
 
 both_kernels = pytest.mark.both_kernels
 THOROUGH = settings(
@@ -353,27 +354,10 @@ def test_compiled_and_reference_agree_on_damaged_bytes(data):
     assert size <= 200 * len(plan.columns) * (sum(map(len, values)) + len(values) + 1)
 
 
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(chance.randint(0, 2)):
-        if not changed:
-            return bytes(changed)
-        position = chance.randrange(len(changed))
-        action = chance.randrange(4)
-        if action == 0:
-            changed[position] = chance.choice([0, 1, 2, 3, 0x7F, 0x80, 0xFE, 0xFF])
-        elif action == 1:
-            del changed[position:]
-        elif action == 2:
-            changed[position] ^= 1 << chance.randrange(8)
-        else:
-            changed[position:position] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 11)))
-    return bytes(changed)
-
-
 def test_the_numbers_in_the_header_are_those_of_the_layout():
     folder = Path(headrace.__file__).parent / "schema"
-    header = (folder / "_avro" / "codec.h").read_text() + (folder / "_plan" / "columns.h").read_text()
+    files = ("_avro/codec.h", "_plan/columns.h", "_plan/decimals.h")
+    header = "".join((folder / file).read_text() for file in files)
     for prefix, numbers, first in (
         ("KIND", plan_layout.Kind, 0),
         ("OP", layout.Op, 0),
@@ -386,4 +370,4 @@ def test_the_numbers_in_the_header_are_those_of_the_layout():
         names = re.findall(rf"\b{prefix}_(\w+)", body)
         assert [(number.name, number.value) for number in numbers] == [(n, first + i) for i, n in enumerate(names)]
     assert f"HR_ZERO_BYTE_ITEMS_MAX {layout.ZERO_BYTE_ITEMS_MAX}\n" in header
-    assert f"HR_DECIMAL_BYTES {layout.DECIMAL_BYTES}\n" in header
+    assert f"HR_DECIMAL_BYTES {plan_layout.DECIMAL_BYTES}\n" in header

@@ -16,13 +16,12 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace.errors import SchemaError
 from headrace.schema.avro import AvroDecoder, ErrorCode, arrow_type, parse_schema
 from headrace.schema.avro_resolution import NODES_MAX
 from headrace.schema.avro_schema import DEPTH_MAX
-from tests.support.avro_types import PRIMITIVES, fastavro_bytes, fastavro_value
+from tests.support.avro_types import changed_records, fastavro_bytes, fastavro_value
 
 both_kernels = pytest.mark.both_kernels
 
@@ -169,48 +168,11 @@ def test_a_plan_that_explodes_is_a_named_error():
         AvroDecoder(json.dumps(branches), json.dumps(reader))
 
 
-PROMOTIONS = [
-    *(("int", to) for to in ("int", "long", "float", "double")),
-    *(("long", to) for to in ("long", "float", "double")),
-    ("float", "double"),
-    ("string", "bytes"),
-]
-DEFAULTS = {"boolean": True, "int": 5, "long": -7, "float": 0.5, "double": 1.5, "string": "x"}
-
-
 @both_kernels
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.data())
-def test_a_changed_record_is_read_as_fastavro_reads_it(data):
-    writer_fields, reader_fields, values = [], [], {}
-    for index in range(data.draw(st.integers(0, 6))):
-        name = f"f{index}"
-        change = data.draw(st.sampled_from(["same", "promoted", "removed", "added", "renamed", "nullable", "array"]))
-        kind = data.draw(st.sampled_from(sorted(DEFAULTS)))
-        if change == "added":
-            reader_fields.append({"name": name, "type": kind, "default": DEFAULTS[kind]})
-            continue
-        target: object = kind
-        if change == "promoted":
-            kind, target = data.draw(st.sampled_from(PROMOTIONS))
-        written: object = kind
-        value = data.draw(PRIMITIVES[kind])[0]
-        if change == "array":
-            written, target, value = (
-                {"type": "array", "items": kind},
-                {"type": "array", "items": ["null", kind]},
-                [value],
-            )
-        writer_fields.append({"name": name, "type": written})
-        values[name] = value
-        if change == "renamed":
-            reader_fields.append({"name": f"new_{name}", "type": target, "aliases": [name]})
-        elif change == "nullable":
-            reader_fields.append({"name": name, "type": ["null", target]})
-        elif change != "removed":
-            reader_fields.append({"name": name, "type": target})
-    writer = {"type": "record", "name": "a.R", "fields": writer_fields}
-    reader = {"type": "record", "name": "b.R", "fields": data.draw(st.permutations(reader_fields))}
+@given(changed_records())
+def test_a_changed_record_is_read_as_fastavro_reads_it(changed):
+    writer, reader, values = changed
     encoded = fastavro_bytes(writer, values)
     expected = fastavro_value(encoded, writer, reader)
     rows, errors = decode(writer, reader, encoded)

@@ -135,12 +135,17 @@ def test_every_metric_has_a_description(metrics):
     assert all(name.description for name in metrics.snapshot())
 
 
+def drain(metrics, topic, size, records, ratio=1.0):
+    metrics.batches_drained(topic, bytes=[size], records=[records], compression_ratios=[ratio], queue_times_ms=[7])
+
+
 # -- what feeds them ---------------------------------------------------------------------------
 
 
 def test_a_batch_and_its_request_and_its_response_are_seen_everywhere(metrics, clock):
-    metrics.batch_drained("t1", bytes=600, records=10, compression_ratio=0.5, queue_time_ms=7, record_bytes_max=200)
-    metrics.batch_drained("t1", bytes=400, records=20, compression_ratio=1.0, queue_time_ms=3)
+    metrics.batches_drained(
+        "t1", bytes=[600, 400], records=[10, 20], compression_ratios=[0.5, 1.0], queue_times_ms=[7, 3]
+    )
     metrics.produce_request(30)
     metrics.request_sent(1, 1100)
     metrics.response(1, 50)
@@ -149,8 +154,8 @@ def test_a_batch_and_its_request_and_its_response_are_seen_everywhere(metrics, c
     expected = {
         "batch-size-avg": 500,
         "batch-size-max": 600,
-        "record-size-max": 200,
-        "record-size-avg": 110,  # of the second batch, the mean stands for the largest: 20
+        "record-size-max": 120,  # the mean of a batch, before compression
+        "record-size-avg": 70,
         "record-queue-time-avg": 5,
         "record-queue-time-max": 7,
         "compression-rate-avg": 0.75,
@@ -271,7 +276,7 @@ def test_a_snapshot_may_be_taken_while_topics_come(metrics):
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         for i in range(300):
-            metrics.batch_drained(f"t{i}", 100, 1, 1.0, 1)
+            drain(metrics, f"t{i}", 100, 1)
         done.set()
         reading.result(10)
     assert value(metrics, "count", "kafka-metrics-count") == NAMES_AT_THE_START + 300 * len(TOPIC_NAMES)
@@ -371,7 +376,7 @@ def test_prometheus_sees_the_metrics_of_all_producers_in_one_family(clock):
     registry = prometheus.CollectorRegistry(auto_describe=True)
     reporters = [PrometheusReporter(registry), PrometheusReporter(registry)]
     both = [ProducerMetrics(f"c{i}", clock=clock, reporters=[reporters[i]]) for i in range(2)]
-    both[0].batch_drained("t1", 600, 10, 0.5, 7)
+    drain(both[0], "t1", 600, 10, 0.5)
     both[1].produce_request(3)
     assert registry.get_sample_value("kafka_producer_topic_byte_total", {"client_id": "c0", "topic": "t1"}) == 600
     assert registry.get_sample_value("kafka_producer_batch_size_avg", {"client_id": "c0"}) == 600
@@ -408,7 +413,7 @@ def test_without_prometheus_the_error_says_what_to_install(monkeypatch):
 def test_the_log_gets_a_line_for_each_group_without_the_zeros(clock, caplog):
     reporter = LoggingReporter()
     metrics = ProducerMetrics("c1", clock=clock, reporters=[reporter])
-    metrics.batch_drained("t1", 1_234_567, 10, 1 / 3, 7)
+    drain(metrics, "t1", 1_234_567, 10, 1 / 3)
     try:
         with caplog.at_level(logging.INFO, "headrace.metrics"):
             reporter.report()

@@ -15,6 +15,7 @@ from pyspark.sql import types
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import ConfigError
 from headrace.spark import consumer_options
+from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.offset_specs import OffsetSpec, Subscription
 from headrace.spark.source_options import Mode, check_columns, parse, schema, schema_of, warn_of_no_effect
 from headrace.types import TopicPartition
@@ -321,18 +322,18 @@ def test_the_columns_are_those_of_sparks_own_source():
             types.StructField("headers", types.ArrayType(header)),
         ]
     )
-    assert schema_of({**LEAST, "includeHeaders": "true"}) == expected
-    assert schema_of(LEAST) == types.StructType(expected.fields[:-1])
+    assert schema_of(parse({**LEAST, "includeHeaders": "true"}, Mode.ANY)) == expected
+    assert schema_of(parse(LEAST, Mode.ANY)) == types.StructType(expected.fields[:-1])
 
 
 def test_an_invalid_option_fails_when_the_dataframe_is_created():
     with pytest.raises(ConfigError, match="minPartitions"):
-        schema_of({**LEAST, "minPartitions": "none"})
+        HeadraceDataSource({**LEAST, "minPartitions": "none"}).schema()
 
 
 def test_a_schema_may_take_some_of_the_columns_in_any_order():
-    assert check_columns(schema(ALL_COLUMNS)) == tuple(ALL_COLUMNS)
-    assert check_columns(schema(["offset", "value"])) == ("offset", "value")
+    assert check_columns(schema(ALL_COLUMNS), parse(LEAST, Mode.ANY)) == tuple(ALL_COLUMNS)
+    assert check_columns(schema(["offset", "value"]), parse(LEAST, Mode.ANY)) == ("offset", "value")
 
 
 @pytest.mark.parametrize(
@@ -346,4 +347,4 @@ def test_a_schema_may_take_some_of_the_columns_in_any_order():
 )
 def test_a_schema_that_does_not_fit_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
-        check_columns(types.StructType(fields))
+        check_columns(types.StructType(fields), parse(LEAST, Mode.ANY))

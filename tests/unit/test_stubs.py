@@ -20,6 +20,8 @@ MODULES = {
     "headrace.wire._kernel": "headrace.wire._reference",
     "headrace.producer._send.compiled": "headrace.producer._send.reference",
     "headrace.schema._avro.compiled": "headrace.schema._avro.reference",
+    "headrace.schema._json.compiled": "headrace.schema._json.reference",
+    "headrace.schema._protobuf.compiled": "headrace.schema._protobuf.reference",
     "headrace.client._prompt": None,
 }
 

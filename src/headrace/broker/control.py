@@ -45,9 +45,13 @@ class RunningBroker:
     pid: int
     data_dir: str
     control: str  # the path of the control socket
+    schema_registry: str | None = None  # the URL of the schema registry
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = asdict(self)
+        if self.schema_registry is None:
+            del fields["schema_registry"]
+        return fields
 
 
 class ControlServer:

@@ -19,6 +19,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 PORT_ATTEMPTS_MAX = 5
 """Another process may take a free port before the broker listens: this many ports are tried."""
 
+REGISTRY_LISTENER = "headrace.schema.registry.listener"
+
 # Unlike in production, the members of a test's group do not join over several seconds.
 _DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
 
@@ -52,15 +55,19 @@ class EmbeddedBroker:
         port: int = 0,
         in_process: bool = False,
         degraded: bool = False,
+        schema_registry: bool = False,
         **options: Unpack[BrokerOptions],
     ) -> None:
         """Options of the broker by name in `config`, or as keywords: `num_partitions=3`.
 
         `port=0` picks a free port. `degraded=True` puts a `Degrader` between clients and broker: see `degrader`.
+        `schema_registry=True` also starts a schema registry on a free port: see `schema_registry_url`.
         """
         self._options: dict[str, object] = {**_DEFAULTS, **(config or {}), **BROKER_OPTIONS.named(options)}
         if "listeners" in self._options:
             self._options["listeners"] = _with_ports(self._options["listeners"])
+        if schema_registry:
+            self._options.setdefault(REGISTRY_LISTENER, f"127.0.0.1:{free_port()}")
         self._port_is_ours = port == 0 and "listeners" not in self._options
         self._port = port
         self._in_process = in_process
@@ -108,6 +115,8 @@ class EmbeddedBroker:
         if self._degrader is not None:
             options["advertised.listeners"] = f"PLAINTEXT://{self._degrader.address}"
             self._degrader.connect_to(f"127.0.0.1:{self._port}")  # other brokers may connect before it is ready
+        if self._ready is not None and (url := self._ready.schema_registry) is not None:
+            options[REGISTRY_LISTENER] = url.removeprefix("http://")  # as before: clients know it
         runner = ThreadRunner(options) if self._in_process else ProcessRunner(options, remove_data=self._removes_data)
         self._ready = runner.start()
         self._runner = runner
@@ -185,6 +194,15 @@ class EmbeddedBroker:
         return self._ready.bootstrap
 
     @property
+    def schema_registry_url(self) -> str:
+        """The URL for `schema.registry.url`; it does not change with restarts."""
+        if self._ready is None or self._ready.schema_registry is None:
+            raise IllegalStateError(
+                "there is no schema registry: use EmbeddedBroker(schema_registry=True), and start the broker"
+            )
+        return self._ready.schema_registry
+
+    @property
     def pid(self) -> int | None:
         """The process id, or None if the broker is not running."""
         return self._ready.pid if self._ready is not None and self.is_running else None
@@ -213,6 +231,13 @@ class EmbeddedBroker:
         """Return the output of `headrace broker status`."""
         status: dict[str, Any] = self.call("status")
         return status
+
+    def start_schema_registry(self) -> str:
+        """Start a schema registry in the running broker, on a free port, unless it has one; return its URL."""
+        url = str(self.call("schema-registry.start", listener=f"127.0.0.1:{free_port()}"))
+        assert self._ready is not None
+        self._ready = replace(self._ready, schema_registry=url)
+        return url
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
         """Create a topic without a client; return its name when it exists."""

@@ -1,4 +1,4 @@
-"""Free ports, and the processes that use ports."""
+"""Free ports, sockets that listen on them, and the processes that use ports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import socket
 from pathlib import Path
 
-from headrace.errors import IllegalStateError
+from headrace.errors import ConfigError, IllegalStateError
 
 # Below the range for outgoing connections: a client that reconnects to a dead broker on a port in that range could get
 # the same port as its source port and connect to itself.
@@ -36,6 +36,18 @@ def is_taken(host: str, port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
+
+
+def bind(host: str, port: int, listener: str) -> socket.socket:
+    """Return a socket bound to an address, or to all IPv4 and IPv6 addresses if `host` is empty."""
+    try:
+        rows = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"listener {listener}: cannot resolve {host!r}: {error}") from error
+    family, _, _, _, address = rows[0]
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((str(address[0]), port), family=family)
 
 
 def holder_of(port: int) -> str | None:

@@ -3,6 +3,9 @@
     def test_records_arrive(kafka_broker, kafka_topic):
         produce(kafka_broker.bootstrap, kafka_topic, …)
 
+    def test_orders_have_a_schema(schema_registry):
+        SchemaRegistryClient(schema_registry).register("orders-value", …)
+
 Every pytest run in an environment with headrace loads it, so it imports the broker only when a fixture needs it. The
 ini option `headrace_broker_options` has options of the broker as `key=value` lines.
 """
@@ -47,6 +50,12 @@ def kafka_broker(pytestconfig: pytest.Config) -> Iterator[EmbeddedBroker]:
         options[key.strip()] = value.strip()
     with EmbeddedBroker(options) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def schema_registry(kafka_broker: EmbeddedBroker) -> str:
+    """The URL of a schema registry in the process of the broker, for the whole run: use a subject for each test."""
+    return kafka_broker.start_schema_registry()
 
 
 @pytest.fixture

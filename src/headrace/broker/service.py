@@ -1,6 +1,6 @@
 """A broker with its control socket and run file, started and stopped together.
 
-    start: folder → broker → control socket → run file      stop: in reverse order
+    start: folder → broker → schema registry, if wanted → control socket → run file      stop: in reverse order
 
 The process (main.py) or thread (runners.py) that runs it waits for `stopping`, which the control socket can set.
 """
@@ -12,8 +12,8 @@ import errno
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from headrace import __version__
 from headrace.broker.broker import Broker
@@ -24,7 +24,11 @@ from headrace.broker.tasks import failures
 from headrace.config import Config
 from headrace.errors import ConfigError, IllegalStateError
 
+if TYPE_CHECKING:
+    from headrace.broker.registry.service import RegistryService
+
 STOP_SECONDS_MAX = 30.0
+REGISTRY_LISTENER = "headrace.schema.registry.listener"
 
 
 class Service:
@@ -38,6 +42,7 @@ class Service:
         faults.may_crash = may_crash
         faults.topic_name = self._topic_name
         self._control = ControlServer(self._data_dir, self._operations())
+        self._registry: RegistryService | None = None
         self._started = time.monotonic()
         self._ready: RunningBroker | None = None
         self.stopping = asyncio.Event()
@@ -50,6 +55,8 @@ class Service:
             raise ConfigError(f"cannot create the data folder {self._data_dir}: {error.strerror}") from error
         try:
             await self._broker.start()
+            listener = self._config.optional(str, REGISTRY_LISTENER)
+            registry_url = None if listener is None else await self._start_registry(listener)
         except Exception as error:
             # Release what a failed start holds, such as the folder lock: this process may continue.
             with suppress(Exception):
@@ -64,15 +71,36 @@ class Service:
             pid=os.getpid(),
             data_dir=str(self._data_dir),
             control=str(self._control.path),
+            schema_registry=registry_url,
         )
         write_run_file(self._data_dir, self._ready.to_json() | {"version": __version__})
         return self._ready
+
+    async def _start_registry(self, listener: str) -> str:
+        """Start the schema registry; return its URL."""
+        from headrace.broker.registry.service import RegistryService  # most brokers have none: start-up time
+
+        if self._registry is None:
+            registry = RegistryService(self._broker)
+            await registry.start(listener)
+            self._registry = registry
+        return self._registry.url
+
+    async def _add_registry(self, arguments: dict[str, Any]) -> str:
+        """Start the schema registry of a running broker, for fixtures; return its URL."""
+        assert self._ready is not None
+        url = await self._start_registry(str(arguments["listener"]))
+        self._ready = replace(self._ready, schema_registry=url)
+        write_run_file(self._data_dir, self._ready.to_json() | {"version": __version__})
+        return url
 
     async def stop(self) -> None:
         """Stop cleanly, within a time limit."""
         self._broker.faults.release()
         remove_run_file(self._data_dir)
         await self._control.stop()
+        if self._registry is not None:
+            await self._registry.stop()
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self._broker.stop()
@@ -97,6 +125,7 @@ class Service:
             "topics.delete": self._delete_topic,
             "topics.describe": self._describe_topic,
             "brokers": self._brokers,
+            "schema-registry.start": self._add_registry,
         }
 
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +195,8 @@ def _explained(error: OSError | ConfigError, config: Config) -> Exception:
         )
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error if isinstance(error, ConfigError) else IllegalStateError(f"the broker could not start: {error}")
-    for listener in config.of(tuple, "listeners"):
+    registry = config.optional(str, REGISTRY_LISTENER)
+    for listener in (*config.of(tuple, "listeners"), *([] if registry is None else [registry])):
         port = listener.rpartition(":")[2]
         if holder := holder_of(int(port)):
             return IllegalStateError(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Announce = Callable[["RunningBroker", str], None]
 """Called when a broker or cluster is ready, with the line to print."""
 DEFAULT_PORT = 9092
+REGISTRY_LISTEN_DEFAULT = "127.0.0.1:8081"
+REGISTRY_LISTENER = "headrace.schema.registry.listener"
 JOURNAL_NAME = "catalog.journal"
 _LOOPBACK = "127.0.0.1"
 
@@ -63,6 +65,15 @@ _LOOPBACK = "127.0.0.1"
 )
 @click.option("--join", metavar="HOST:PORT", help="Join the cluster whose broker or controller has this address.")
 @click.option("--node-id", type=click.IntRange(0), help="Node id of this broker in the cluster.")
+@click.option(
+    "--schema-registry",
+    "registry_listen",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value=REGISTRY_LISTEN_DEFAULT,
+    help="Also start a schema registry with Confluent's REST API, which keeps its schemas in the topic _schemas. "
+    f"[default address: {REGISTRY_LISTEN_DEFAULT}]",
+)
 @ui_option
 @format_option
 @debug_option
@@ -77,6 +88,7 @@ def start(
     controller: str | None,
     join: str | None,
     node_id: int | None,
+    registry_listen: str | None,
     ui_listen: str | None,
     output_format: str,
     debug: bool,
@@ -91,6 +103,9 @@ def start(
     `headrace broker start --join HOST:PORT --node-id 2 --data-dir FOLDER/broker-2` starts it again, with the address of
     any broker of the cluster. --join also adds new brokers.
 
+    With --schema-registry, a second line has the URL of the registry. It is for a single broker. Users and passwords
+    are set with -X headrace.schema.registry.users=ann:secret.
+
     \b
     Exit codes: 0 stopped cleanly; 1 failed to start or to stop cleanly; 2 invalid usage; 130, 143 ended by a second
     signal.
@@ -103,9 +118,18 @@ def start(
 
         def announce(ready: RunningBroker, text: str) -> None:
             emit(output_format, ready.to_json(), text)
+            if ready.schema_registry is not None and output_format != "json":
+                click.echo(f"headrace schema registry ready: {ready.schema_registry}")
             if ui_listen is not None:
                 _start_view(stack, ui_listen, ready, output_format)
 
+        if registry_listen is not None:
+            if broker_count > 1 or join is not None:
+                raise InvalidUsageError(
+                    "--schema-registry is for a single broker: start one for the registry, without --brokers and --join"
+                )
+            registry_host, registry_port = parse_listen(registry_listen, "--schema-registry")
+            options[REGISTRY_LISTENER] = str(Endpoint(registry_host, registry_port))
         if broker_count > 1:
             if join is not None or node_id is not None:
                 raise InvalidUsageError("--brokers starts a new cluster: --join and --node-id apply to one broker")
@@ -134,7 +158,8 @@ def _start_view(stack: ExitStack, listen: str, ready: RunningBroker, output_form
     """Start the live view, and print its address when it is ready; `stack` closes it."""
     from headrace.cli.ui import ViewProcess  # Imported here: it loads the clients, which a broker does not need.
 
-    view = stack.enter_context(ViewProcess(listen, ready.bootstrap, Path(ready.data_dir)))
+    registry = {} if ready.schema_registry is None else {"HEADRACE_SCHEMA_REGISTRY_URL": ready.schema_registry}
+    view = stack.enter_context(ViewProcess(listen, ready.bootstrap, Path(ready.data_dir), registry))
     view.on_ready(lambda url: emit(output_format, {"ui": url}, f"headrace ui ready: {url}"))
 
 
@@ -174,6 +199,14 @@ def _warn_if_open(config: Mapping[str, object]) -> None:
                 "configure TLS and SASL",
                 err=True,
             )
+    registry = config[REGISTRY_LISTENER]
+    is_reachable = isinstance(registry, str) and not is_loopback(parse_listen(registry, REGISTRY_LISTENER)[0])
+    if is_reachable and config["headrace.schema.registry.users"] is None:
+        click.echo(
+            f"warning: the schema registry on {registry} gives everyone who can reach this machine full access; listen "
+            "on 127.0.0.1, or set headrace.schema.registry.users",
+            err=True,
+        )
 
 
 # -- clusters --------------------------------------------------------------------------------------

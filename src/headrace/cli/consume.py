@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,8 @@ import click
 
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.offset_ranges import BoundRange, parse_partitions, parse_range
-from headrace.cli.output import InvalidUsageError, command_errors, debug_option
+from headrace.cli.output import CommandError, InvalidUsageError, command_errors, count_text, debug_option
+from headrace.cli.record_formats import TypedOutput, format_options, serde_options, typed_line
 from headrace.cli.record_json import to_line
 from headrace.cli.shared_options import parse_flag, unescape
 from headrace.client.text_formats import parse_header, parse_pattern, record_filters
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Formatter = Callable[[str, int, Record, bool], bytes]
 """Topic, partition, record, whether its timestamp is the append time → the bytes to print."""
+BatchFormatter = Callable[[str, int, Sequence[Record], bool], bytes]
+"""The same for the records of a batch."""
 _NULL_SIZE = -1
 _length = struct.Struct(">i")
 _DIRECTIVE = re.compile(rb"%(.?)", re.DOTALL)
@@ -74,6 +77,12 @@ _DIRECTIVES: dict[bytes, Callable[[str, int, Record], bytes]] = {
     help="The value on a line; a line of JSON, as accepted by `produce --format json`; all fields.",
 )
 @click.option("--template", metavar="TEXT", help=r"Like kcat's -f: '%t %p %o %k %s\n', also %T %h %K %S %R %%.")
+@format_options
+@click.option(
+    "--reader-schema",
+    metavar="SCHEMA",
+    help="Convert values to the latest version of the schema, or a version. [default: as they were written]",
+)
 @connection_options
 @debug_option
 @command_errors
@@ -92,6 +101,10 @@ def consume(
     headers: tuple[str, ...],
     output_format: str,
     template: str | None,
+    value_format: str | None,
+    key_format: str | None,
+    registry_url: str | None,
+    reader_schema: str | None,
     debug: bool,
 ) -> None:
     """Print the records of a TOPIC, from the start to the current end.
@@ -104,6 +117,7 @@ def consume(
     headrace consume orders -n 5 --format full
     headrace consume orders -o -1 -f
     headrace consume orders -o @2026-11-16T12:00:00Z:@2026-11-16T13:00:00Z --value-match 'total'
+    headrace consume orders --value-format avro --schema-registry http://localhost:8081
     headrace consume a --format json -o :end | headrace produce b --format json
 
     \b
@@ -124,6 +138,10 @@ def consume(
         [parse_flag("--header", parse_header, text) for text in headers],
     )
     formatter = _formatter(output_format, template)
+    typed_options = serde_options(connection, registry_url, {"key": key_format, "value": value_format})
+    if reader_schema is not None:
+        typed_options["reader.schema"] = reader_schema
+    typed = TypedOutput(typed_options) if typed_options else None
     overrides = {} if isolation is None else {"isolation_level": isolation}
     with connection.client() as client:
         fetcher = connection.fetcher(client, **overrides)
@@ -133,13 +151,16 @@ def consume(
         if group_offsets is not None:
             group_offsets.apply_to(ranges)
         reader = RecordReader(fetcher, ranges, filters)
-        _print_records(reader, formatter, count, group_offsets)
+        batch_formatter = _joined(formatter) if typed is None else _typed(formatter, typed)
+        _print_records(reader, batch_formatter, count, group_offsets)
     if not reader.matched_count:
         click.echo(reader.empty_result_text(), err=True)
+    if typed is not None and typed.failed_count:
+        raise CommandError(f"{count_text(typed.failed_count, 'record')} could not be decoded; see above")
 
 
 def _print_records(
-    reader: RecordReader, formatter: Formatter, count: int | None, group_offsets: GroupOffsets | None
+    reader: RecordReader, formatter: BatchFormatter, count: int | None, group_offsets: GroupOffsets | None
 ) -> None:
     """Print records, and commit the offsets of those that have left this process."""
     out = sys.stdout.buffer
@@ -147,7 +168,7 @@ def _print_records(
     try:
         for poll in reader.polls(count):
             for (topic, partition), is_append_time, records in poll:
-                out.write(b"".join([formatter(topic, partition, record, is_append_time) for record in records]))
+                out.write(formatter(topic, partition, records, is_append_time))
             out.flush()
             printed = reader.positions()
             if group_offsets is not None:
@@ -164,6 +185,30 @@ def _formatter(output_format: str, template: str | None) -> Formatter:
     if template is not None:
         return _template_formatter(template)
     return {"text": _value, "json": _json, "full": _full}[output_format]
+
+
+def _joined(formatter: Formatter) -> BatchFormatter:
+    def formatted(topic: str, partition: int, records: Sequence[Record], is_append_time: bool) -> bytes:
+        return b"".join([formatter(topic, partition, record, is_append_time) for record in records])
+
+    return formatted
+
+
+def _typed(formatter: Formatter, typed: TypedOutput) -> BatchFormatter:
+    """Print decoded records; one that cannot be decoded is an error on stderr, and in JSON also null with the error."""
+
+    def formatted(topic: str, partition: int, records: Sequence[Record], is_append_time: bool) -> bytes:
+        lines = []
+        for printable in typed.decode(topic, partition, records):
+            for text in printable.errors:
+                click.echo(f"error: {text}", err=True)
+            if formatter is _json:
+                lines.append(typed_line(topic, partition, printable, is_append_time=is_append_time))
+            elif not printable.errors:
+                lines.append(formatter(topic, partition, printable.record, is_append_time))
+        return b"".join(lines)
+
+    return formatted
 
 
 def _value(topic: str, partition: int, record: Record, is_append_time: bool) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -19,6 +21,7 @@ from headrace.cli.output import (
     emit,
 )
 from headrace.cli.produce_input import Chunk, Input, LineFormat
+from headrace.cli.record_formats import TypedInput, format_options, read_schema_file, serde_options
 from headrace.cli.record_json import from_line
 from headrace.cli.shared_options import parse_key_value, parse_time_ms, unescape
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.producer.producer import Producer
 
 PARTITION_MAX = 2**31 - 1
+SCHEMA_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _REFRESH_SECONDS = 0.1
 
 
@@ -61,6 +65,14 @@ _REFRESH_SECONDS = 0.1
 @click.option(
     "--report", type=click.Choice(["text", "json"]), default="text", help="json: print the summary to stdout."
 )
+@format_options
+@click.option(
+    "--schema-file", type=SCHEMA_FILE, metavar="FILE", help="Schema of values. [default: the latest of the topic]"
+)
+@click.option(
+    "--key-schema-file", type=SCHEMA_FILE, metavar="FILE", help="Schema of keys. [default: the latest of the topic]"
+)
+@click.option("--register-schema", is_flag=True, help="Register the schema files, if the registry lacks them.")
 @connection_options
 @debug_option
 @command_errors
@@ -81,6 +93,12 @@ def produce(
     transactional_id: str | None,
     transaction_size: int | None,
     report: str,
+    value_format: str | None,
+    key_format: str | None,
+    registry_url: str | None,
+    schema_file: Path | None,
+    key_schema_file: Path | None,
+    register_schema: bool,
     debug: bool,
 ) -> None:
     """Write records to TOPIC, from files or stdin (-).
@@ -91,6 +109,7 @@ def produce(
     \b
     seq 100 | headrace produce numbers
     headrace produce orders -K '\\t' -H source=shop orders.tsv
+    headrace produce orders --value-format avro --schema-registry http://localhost:8081 orders.jsonl
     headrace produce images --format raw -k front front.png
     headrace consume a --format json | headrace produce b --format json
     headrace produce orders --transactional-id load-7 orders.txt
@@ -110,9 +129,17 @@ def produce(
         raise InvalidUsageError(f"{given[0]} requires --format lines, got --format {input_format}")
     if key is not None and key_separator is not None:
         raise InvalidUsageError("-k and -K are mutually exclusive: one key for all records, or one in each line")
+    typed_options = serde_options(connection, registry_url, {"key": key_format, "value": value_format})
+    schema_files = {"writer.schema": schema_file, "key.writer.schema": key_schema_file}
+    typed_options |= {name: read_schema_file(file) for name, file in schema_files.items() if file is not None}
+    if register_schema:
+        typed_options["schema.auto.register"] = True
+    if input_format == "raw" and typed_options:
+        raise InvalidUsageError("--value-format and --key-format require --format lines or json, got --format raw")
+    typed = TypedInput(topic, typed_options) if typed_options else None
     input_ = Input(files)
     overrides = RecordOverrides(
-        key=None if key is None else _encoded(key),
+        key=None if key is None else _encoded_key(key, typed),
         headers=tuple((name, _encoded(value)) for name, value in (parse_key_value(text, "-H") for text in headers)),
         partition=partition,
         timestamp_ms=None if timestamp is None else parse_time_ms(timestamp, "--timestamp"),
@@ -134,11 +161,12 @@ def produce(
         ) as sender,
         ProduceProgress(input_.size, is_interactive=input_.is_interactive) as progress,
     ):
-        for chunk in _chunks(input_, input_format, key_separator, null_marker, producer):
-            sender.send(chunk.records)
+        for chunk in _chunks(input_, input_format, (key_separator, null_marker), typed, producer):
+            records, error = (chunk.records, None) if typed is None else typed.encode(chunk.records)
+            sender.send(records)
             progress.advance(chunk.size, sender.sent_count, sender.seconds)
-            if chunk.error is not None:
-                raise chunk.error
+            if (error := error or chunk.error) is not None:
+                raise error
         sender.finish()
     facts = sender.facts()
     if report == "json":
@@ -148,16 +176,31 @@ def produce(
 
 
 def _chunks(
-    input_: Input, input_format: str, key_separator: str | None, null_marker: bytes | None, producer: Producer
+    input_: Input,
+    input_format: str,
+    line_options: tuple[str | None, bytes | None],
+    typed: TypedInput | None,
+    producer: Producer,
 ) -> Iterator[Chunk]:
+    key_separator, null_marker = line_options
     if input_format == "raw":
         return input_.whole(producer.settings.max_request_size)
     if input_format == "json":
-        return input_.lines(from_line)
+        return input_.lines(from_line if typed is None else partial(from_line, typed=typed.fields))
     separator = None if key_separator is None else unescape(key_separator, "-K")
     if separator == b"":
         raise InvalidUsageError("-K requires a non-empty separator")
     return input_.lines(LineFormat(separator, null_marker).parse)
+
+
+def _encoded_key(key: str, typed: TypedInput | None) -> bytes:
+    """Return the key of all records; JSON, if keys have a format."""
+    if typed is None or "key" not in typed.fields:
+        return _encoded(key)
+    encoded, problem = typed.encode_texts("key", [key.encode()])
+    if problem is not None or encoded[0] is None:
+        raise InvalidUsageError(f"-k: {problem or 'expected JSON, got null'}")
+    return encoded[0]
 
 
 def _encoded(text: str) -> bytes:

@@ -60,10 +60,11 @@ def _encoded(data: bytes | None) -> str | dict[str, str] | None:
         return {BASE64: base64.b64encode(data).decode()}
 
 
-def from_line(line: bytes) -> ParsedRecord:
+def from_line(line: bytes, typed: frozenset[str] = frozenset()) -> ParsedRecord:
     """Parse a line to send; raise ValueError if it is invalid.
 
-    Only the value is required. Topic, offset and timestamp type are ignored: the destination sets them.
+    Only the value is required. Topic, offset and timestamp type are ignored: the destination sets them. `typed` names
+    the fields that may be any JSON, `key` and `value`: their text is returned.
     """
     try:
         fields = json.loads(line)
@@ -82,12 +83,16 @@ def from_line(line: bytes) -> ParsedRecord:
     if "value" not in fields:
         raise ValueError('"value" is missing; write null for a record without a value')
     return ParsedRecord(
-        _bytes(fields.get("key"), "key"),
-        _bytes(fields["value"], "value"),
+        _text(fields.get("key")) if "key" in typed else _bytes(fields.get("key"), "key"),
+        _text(fields["value"]) if "value" in typed else _bytes(fields["value"], "value"),
         _headers(fields.get("headers")),
         _non_negative(fields.get("partition"), "partition"),
         _timestamp(fields.get("timestamp")),
     )
+
+
+def _text(given: object) -> bytes | None:
+    return None if given is None else _encode(given).encode()
 
 
 def _bytes(given: object, name: str) -> bytes | None:

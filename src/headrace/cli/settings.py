@@ -20,6 +20,8 @@ from headrace.cli.output import InvalidUsageError
 from headrace.cli.shared_options import parse_key_value
 from headrace.client import addresses
 from headrace.config import Option, Options, read_properties
+from headrace.config.registry_options import REGISTRY_OPTIONS
+from headrace.config.serde_options import SERDE_OPTIONS
 from headrace.errors import ConfigError
 from headrace.producer.options import PRODUCER_OPTIONS
 
@@ -50,10 +52,10 @@ class Setting(NamedTuple):
 
 @cache
 def client_options() -> Options:
-    """Return the options of all clients: producer, consumer and admin."""
+    """Return the options of all clients: producer, consumer, admin, and those of schemas and their registry."""
     consumer = consumer_options.CONSUMER_OPTIONS.items()
     only_consumers = (option for name, option in consumer if name not in PRODUCER_OPTIONS)
-    return Options(*PRODUCER_OPTIONS.values(), *only_consumers)
+    return Options(*PRODUCER_OPTIONS.values(), *only_consumers, *REGISTRY_OPTIONS.values(), *SERDE_OPTIONS.values())
 
 
 def merge_settings(

@@ -20,6 +20,7 @@ from headrace.cli.broker_control import data_dir_option, default_data_dir
 from headrace.cli.connection import ClusterConnection, connection_options
 from headrace.cli.output import CommandError, InvalidUsageError, command_errors, debug_option, emit, format_option
 from headrace.cli.shared_options import UI_LISTEN_DEFAULT, parse_listen
+from headrace.config.registry_options import PREFIX as REGISTRY_PREFIX
 from headrace.errors import IllegalStateError
 from headrace.producer.options import PRODUCER_OPTIONS
 
@@ -46,6 +47,9 @@ STOP_SECONDS_MAX = 8.0
     metavar="TEXT",
     help="Token required to log in. [default: none on a loopback address; elsewhere one is generated and printed]",
 )
+@click.option(
+    "--schema-registry", "registry_url", metavar="URL", help="Decode messages, and show schemas, with this registry."
+)
 @data_dir_option
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop when the parent process has ended.")
 @connection_options
@@ -58,6 +62,7 @@ def ui(
     listen: str,
     read_only: bool,
     token: str | None,
+    registry_url: str | None,
     data_dir: Path | None,
     until_stdin_closes: bool,
     output_format: str,
@@ -71,6 +76,7 @@ def ui(
     \b
     headrace ui
     headrace ui -b localhost:9092 --read-only
+    headrace ui --schema-registry http://localhost:8081
     headrace ui --listen 0.0.0.0:9080 --token "$TOKEN"
 
     \b
@@ -96,6 +102,7 @@ def ui(
         port=port,
         read_only=read_only,
         token=token,
+        registry=_registry_options(connection, registry_url),
         data_dir=(data_dir.absolute() if data_dir else _find_data_dir(connection.bootstrap)),
     )
 
@@ -107,6 +114,13 @@ def ui(
     if not debug:
         logging.getLogger("headrace").setLevel(logging.ERROR)  # the pages show the problems of the cluster
     run(options, announce, guard_fd=sys.stdin.fileno() if until_stdin_closes else None)
+
+
+def _registry_options(connection: ClusterConnection, url: str | None) -> dict[str, object]:
+    """Return the `schema.registry.*` options, empty without a URL."""
+    given = {name: setting.value for name, setting in connection.given().items() if name.startswith(REGISTRY_PREFIX)}
+    options: dict[str, object] = {**given, **({} if url is None else {f"{REGISTRY_PREFIX}url": url})}
+    return options if f"{REGISTRY_PREFIX}url" in options else {}
 
 
 def _find_data_dir(bootstrap: str) -> Path | None:

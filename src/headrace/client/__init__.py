@@ -14,5 +14,6 @@ concurrency.py  locks and events that are safe with signal handlers
 admin/          topics, configurations, groups, transactions
 queries/        several responses combined, for the command line and the live view
 registry.py     schema registries; registry_http.py: requests to them
+serde.py        keys and values with schemas: schema_decoder.py, schema_encoder.py; caches.py: what they keep
 text_formats.py text forms of times, durations and record filters
 """

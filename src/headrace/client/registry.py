@@ -10,14 +10,13 @@ used, with a warning.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
+from headrace.client.caches import LruCache
 from headrace.client.registry_http import RegistryHttp, RegistrySettings
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import (
@@ -38,7 +37,7 @@ log = logging.getLogger("headrace.registry")
 REFERENCE_DEPTH_MAX = 32
 REFERENCES_MAX = 1000
 """Schemas that one schema refers to, directly and through others."""
-LATEST = "latest"
+LATEST: Final = "latest"
 ALL_VERSIONS = "all"
 
 T = TypeVar("T")
@@ -65,9 +64,9 @@ class SchemaRegistryClient:
         self.settings = RegistrySettings.from_options(given)
         self._http = RegistryHttp(self.settings)
         self._clock = clock
-        self._cache = _LruCache[RegisteredSchema](self.settings.cache_capacity)
+        self._cache = LruCache[tuple[Any, ...], RegisteredSchema](self.settings.cache_capacity)
         # With the time of the response.
-        self._latest = _LruCache[tuple[float, RegisteredSchema]](self.settings.cache_capacity)
+        self._latest = LruCache[tuple[Any, ...], tuple[float, RegisteredSchema]](self.settings.cache_capacity)
 
     def __repr__(self) -> str:
         return f"SchemaRegistryClient({', '.join(url.text for url in self.settings.urls)})"
@@ -292,41 +291,6 @@ class SchemaRegistryClient:
         if versions and version == LATEST:
             yield LATEST
         yield from versions
-
-
-class _LruCache(Generic[T]):
-    """A cache that drops what was not used for longest."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._lock = threading.Lock()
-        self._items: OrderedDict[tuple[Any, ...], T] = OrderedDict()  # Guarded by _lock.
-
-    def get(self, key: tuple[Any, ...]) -> T | None:
-        with self._lock:
-            if key not in self._items:
-                return None
-            self._items.move_to_end(key)
-            return self._items[key]
-
-    def put(self, key: tuple[Any, ...], value: T) -> T:
-        """Add a value, and return it."""
-        with self._lock:
-            self._items[key] = value
-            self._items.move_to_end(key)
-            if len(self._items) > self._capacity:
-                self._items.popitem(last=False)
-        return value
-
-    def remove(self, where: Callable[[tuple[Any, ...]], bool]) -> None:
-        """Remove the keys for which `where` is true."""
-        with self._lock:
-            for key in [key for key in self._items if where(key)]:
-                del self._items[key]
-
-    def clear(self) -> None:
-        with self._lock:
-            self._items.clear()
 
 
 # -- JSON ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ resolved.py      Options → Config
 properties.py    `.properties` files, JAAS entries
 tls_options.py   the `ssl.*` options of clients
 registry_options.py  the `schema.registry.*` options of clients
+serde_options.py the options of keys and values with schemas
 openssl.py       `ssl.*` options for OpenSSL
 backoff.py, clock.py, sampling.py: small parts that clients and broker share
 option_types.py  the options as TypedDicts, for type checkers (generated)

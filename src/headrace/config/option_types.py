@@ -316,6 +316,8 @@ class BrokerOptions(TypedDict, total=False):
     request_timeout_ms: int | str | None
     fetch_max_bytes: int | str | None
     max_request_partition_size_limit: int | str | None
+    headrace_schema_registry_listener: str | None
+    headrace_schema_registry_users: str | Secret | Mapping[str, str] | None
     num_partitions: int | str | None
     default_replication_factor: int | str | None
     auto_create_topics_enable: bool | str | None

@@ -10,6 +10,7 @@ the value that is being recorded.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 NANOSECONDS = 1e9
 
@@ -51,6 +52,19 @@ class Samples:
         newest.last_ms = now_ms
         self.total += value
         self.events += 1
+
+    def record_all(self, values: Sequence[float], now_ms: float) -> None:
+        """Record several values of the same time, at least one."""
+        if now_ms >= self._ends_ms:
+            self._advance(now_ms)
+        newest, added, largest = self._newest, sum(values), max(values)
+        newest.count += len(values)
+        newest.sum += added
+        if largest > newest.maximum:
+            newest.maximum = largest
+        newest.last_ms = now_ms
+        self.total += added
+        self.events += len(values)
 
     def _advance(self, now_ms: float) -> None:
         self._newest = _Window(now_ms)

@@ -300,6 +300,7 @@ class SendEngine:
     ) -> ArrowDelivery:
         """Encode and append whole columns; blocks for metadata and memory."""
         self.check_sendable()
+        table_or_batch = self.pipeline.serialize_columns(topic, table_or_batch, column_names)
         try:
             highest_partition = self._arrow.check(table_or_batch, column_names)
             queues = self.wait_for_topic(topic, highest_partition, self.deadline_ms())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -271,27 +271,28 @@ class ProducerMetrics:
 
     # -- batches -------------------------------------------------------------------------------
 
-    def batch_drained(
+    def batches_drained(
         self,
         topic: str,
-        bytes: int,
-        records: int,
-        compression_ratio: float,
-        queue_time_ms: float,
         *,
-        record_bytes_max: int | None = None,
+        bytes: Sequence[int],
+        records: Sequence[int],
+        compression_ratios: Sequence[float],
+        queue_times_ms: Sequence[float],
     ) -> None:
-        """Record a drained batch. `record_bytes_max` defaults to the mean record size."""
+        """Record the batches of a topic in a request. The size of a record is the mean of its batch."""
         now = self._now()
         producer, per_topic = self._producer, self._topic(topic)
-        largest = record_bytes_max if record_bytes_max is not None else bytes / (compression_ratio * records or 1.0)
-        producer["batch-size"].record(bytes, now)
-        producer["record-size"].record(largest, now)
-        producer["record-queue-time"].record(queue_time_ms, now)
-        producer["compression"].record(compression_ratio, now)
-        per_topic["records"].record(records, now)
-        per_topic["bytes"].record(bytes, now)
-        per_topic["compression"].record(compression_ratio, now)
+        record_sizes = [
+            size / (ratio * count or 1.0) for size, ratio, count in zip(bytes, compression_ratios, records, strict=True)
+        ]
+        producer["batch-size"].record_all(bytes, now)
+        producer["record-size"].record_all(record_sizes, now)
+        producer["record-queue-time"].record_all(queue_times_ms, now)
+        producer["compression"].record_all(compression_ratios, now)
+        per_topic["records"].record_all(records, now)
+        per_topic["bytes"].record_all(bytes, now)
+        per_topic["compression"].record_all(compression_ratios, now)
 
     def produce_request(self, records: int) -> None:
         """Record a produce request with `records` in all its batches."""
@@ -487,14 +488,22 @@ class MetricsObserver:
 
     # -- sender --------------------------------------------------------------------------------
 
-    def batch_drained(self, batch: ProducerBatch, now: float) -> None:
-        sent_bytes = batch.size if batch.sealed is None else len(batch.sealed)
-        queue_ms = now - batch.created_ms
-        self._metrics.batch_drained(batch.topic, sent_bytes, batch.record_count, sent_bytes / batch.size, queue_ms)
-        self._recent.queue_ms.append(queue_ms)
-
-    def produce_request(self, records: int) -> None:
-        self._metrics.produce_request(records)
+    def produce_request(self, batches: Sequence[ProducerBatch], now: float) -> None:
+        by_topic: dict[str, list[ProducerBatch]] = {}
+        for batch in batches:
+            by_topic.setdefault(batch.topic, []).append(batch)
+        for topic, drained in by_topic.items():
+            sizes = [batch.size if batch.sealed is None else len(batch.sealed) for batch in drained]
+            queue_times_ms = [now - batch.created_ms for batch in drained]
+            self._metrics.batches_drained(
+                topic,
+                bytes=sizes,
+                records=[batch.record_count for batch in drained],
+                compression_ratios=[size / batch.size for size, batch in zip(sizes, drained, strict=True)],
+                queue_times_ms=queue_times_ms,
+            )
+            self._recent.queue_ms.extend(queue_times_ms)
+        self._metrics.produce_request(sum(batch.record_count for batch in batches))
 
     def produce_response(self, node_id: int, latency_ms: float, throttle_ms: float, delivery_ms: float) -> None:
         self._metrics.produce_response(node_id, latency_ms, throttle_ms)

@@ -7,7 +7,7 @@ It runs on the thread that sends. Exceptions are raised by `send`, and passed to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster
@@ -18,6 +18,8 @@ from headrace.producer.settings import ProducerSettings
 from headrace.wire.layout import Header
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from headrace.telemetry.models import SendSteps
 
 
@@ -90,6 +92,24 @@ class SendPipeline:
             self._key_serializer.serialize(topic, key, headers),
             self._value_serializer.serialize(topic, value, headers),
         )
+
+    def serialize_columns(
+        self, topic: str, data: pa.Table | pa.RecordBatch, names: Mapping[str, str]
+    ) -> pa.Table | pa.RecordBatch:
+        """Return Arrow data with keys and values as bytes, by the serializers that take columns."""
+        import pyarrow as pa  # only for Arrow data: it takes long to import
+
+        for role, serializer in (("key", self._key_serializer), ("value", self._value_serializer)):
+            index = data.schema.get_field_index(names[role]) if serializer.has_columns else -1
+            if index < 0:
+                continue
+            column = data.column(index)
+            if hasattr(column, "chunks"):  # of a table
+                chunks = [serializer.encode_column(topic, chunk) for chunk in column.chunks]
+                data = data.set_column(index, names[role], pa.chunked_array(chunks, pa.binary()))
+            else:
+                data = data.set_column(index, names[role], serializer.encode_column(topic, column))
+        return data
 
     def _chooser(
         self,

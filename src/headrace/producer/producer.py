@@ -150,7 +150,8 @@ class Producer(FastSend, TransactionScope):
     ) -> ArrowDelivery:
         """Send whole columns: each row is a record. Missing columns count as null; the value must be there.
 
-        Keys and values must be binary or string: serializers, interceptors and partitioner.class do not apply.
+        Keys and values must be binary or string, unless their serializer is `avro`, `protobuf` or `json-schema`. Other
+        serializers, interceptors and partitioner.class do not apply.
         """
         names = {"key": key, "value": value, "headers": headers, "partition": partition, "timestamp": timestamp}
         return self._engine.send_arrow(topic, table_or_batch, names)

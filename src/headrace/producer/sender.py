@@ -74,8 +74,7 @@ class SenderSettings:
 class SenderObserver(Protocol):
     """Called for the metrics."""
 
-    def batch_drained(self, batch: ProducerBatch, now: float) -> None: ...
-    def produce_request(self, records: int) -> None: ...
+    def produce_request(self, batches: Sequence[ProducerBatch], now: float) -> None: ...
     def produce_response(self, node_id: int, latency_ms: float, throttle_ms: float, delivery_ms: float) -> None: ...
     def batch_retried(self, batch: ProducerBatch, error: Exception) -> None: ...
     def batch_failed(self, batch: ProducerBatch) -> None: ...
@@ -345,10 +344,8 @@ class Sender:
             self._in_flight[batch] = None
             if settings.keeps_order_by_muting:
                 self._accumulator.mute(batch)
-            if self._observer is not None:
-                self._observer.batch_drained(batch, now)
         if self._observer is not None:
-            self._observer.produce_request(sum(batch.record_count for batch in batches))
+            self._observer.produce_request(batches, now)
         sent = ProduceBatches(batches, self._metadata.cluster)
         self._metadata.touch(sent.by_topic)
         transactional_id = transactions.transactional_id if transactions is not None else None

@@ -5,7 +5,7 @@
 None always becomes None. A value of the wrong type raises a SerializationError that names the serializer and the type.
 
 The Spark sink serializes whole Arrow columns if a serializer has `serialize_column`: see column_serializers.py. That is
-imported only then.
+imported only then. Serializers with a schema registry are in schema_serializers.py.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Serializer:
     """Base class of serializers. Subclasses implement `serialize` at least."""
 
     is_key: bool | None = None  # None until configured
+    has_columns = False
+    """Whether `send_arrow` passes columns to `encode_column`; else they are sent as they are."""
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:
         """Called once, before anything else."""
@@ -36,6 +38,10 @@ class Serializer:
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
         """Return the bytes of `value`. The serializer may add to `headers`, the record's headers."""
         raise NotImplementedError(f"{type(self).__qualname__} must define serialize")
+
+    def encode_column(self, topic: str, column: pa.Array) -> pa.Array:
+        """Return a column as bytes; raises SerializationError if a row cannot be serialized."""
+        raise NotImplementedError(f"{type(self).__qualname__} sets has_columns, so it must define encode_column")
 
     def close(self) -> None:
         """Called once, with the producer's `close`."""
@@ -256,7 +262,9 @@ def _adapt(value: object) -> Serializer | None:
 
 
 _JAVA = "org.apache.kafka.common.serialization."
-_KNOWN: dict[str, type[Serializer]] = {
+_CONFLUENT = "io.confluent.kafka.serializers."
+_WITH_SCHEMA = "headrace.producer.schema_serializers."  # imported on first use
+_KNOWN: dict[str, type[Serializer] | str] = {
     "bytes": BytesSerializer,
     "str": StrSerializer,
     "short": ShortSerializer,
@@ -268,6 +276,9 @@ _KNOWN: dict[str, type[Serializer]] = {
     "uuid": UuidSerializer,
     "json": JsonSerializer,
     "none": NoneSerializer,
+    "avro": _WITH_SCHEMA + "AvroSerializer",
+    "protobuf": _WITH_SCHEMA + "ProtobufSerializer",
+    "json-schema": _WITH_SCHEMA + "JsonSchemaSerializer",
     _JAVA + "ByteArraySerializer": BytesSerializer,
     _JAVA + "ByteBufferSerializer": BytesSerializer,
     _JAVA + "BytesSerializer": BytesSerializer,
@@ -281,5 +292,8 @@ _KNOWN: dict[str, type[Serializer]] = {
     _JAVA + "UUIDSerializer": UuidSerializer,
     _JAVA + "VoidSerializer": NoneSerializer,
     "org.apache.kafka.connect.json.JsonSerializer": JsonSerializer,
+    _CONFLUENT + "KafkaAvroSerializer": _WITH_SCHEMA + "AvroSerializer",
+    _CONFLUENT + "protobuf.KafkaProtobufSerializer": _WITH_SCHEMA + "ProtobufSerializer",
+    _CONFLUENT + "json.KafkaJsonSchemaSerializer": _WITH_SCHEMA + "JsonSchemaSerializer",
 }
 KIND = PluginKind("serializer", Serializer, _KNOWN, _adapt)

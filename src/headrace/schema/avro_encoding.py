@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from headrace.errors import SchemaError
 from headrace.schema._avro.layout import EncodeOp, zigzag
-from headrace.schema._plan.layout import EncodeNode
+from headrace.schema._plan.layout import EncodeNode, decimal_limit
 from headrace.schema.avro_defaults import encode_default
-from headrace.schema.avro_resolution import decimal_limit
 from headrace.schema.avro_schema import (
     ArrayType,
     AvroSchema,
@@ -29,9 +28,8 @@ from headrace.schema.avro_schema import (
     RecordType,
     UnionType,
     describe,
-    shorten,
 )
-from headrace.schema.codec import EncodePlan
+from headrace.schema.codec import EncodePlan, shorten
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LOGICAL_UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headrace.errors import SchemaError
-from headrace.schema._avro.layout import DECIMAL_BYTES, Op
-from headrace.schema._plan.layout import Node
+from headrace.schema._avro.layout import Op
+from headrace.schema._plan.layout import Node, decimal_limit
 from headrace.schema.avro_defaults import encode_default
 from headrace.schema.avro_schema import (
     ArrayType,
@@ -35,10 +35,9 @@ from headrace.schema.avro_schema import (
     RecordType,
     UnionType,
     describe,
-    shorten,
 )
 from headrace.schema.avro_types import arrow_type
-from headrace.schema.codec import DecodePlan
+from headrace.schema.codec import DecodePlan, shorten
 
 NODES_MAX = 100_000
 
@@ -120,11 +119,6 @@ def least_bytes(schema: AvroSchema) -> int:
     if isinstance(schema, UnionType):
         return 1 + min(least_bytes(branch) for branch in schema.branches)
     return _FIXED_BYTES.get(schema.kind, 1)
-
-
-def decimal_limit(precision: int) -> bytes:
-    """Return the first absolute value with more digits, as the kernel compares it."""
-    return int(10**precision).to_bytes(DECIMAL_BYTES, "little")
 
 
 def _join(path: str, name: str) -> str:

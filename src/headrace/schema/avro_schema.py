@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from headrace.errors import SchemaError
+from headrace.schema.codec import shorten
 
 DEPTH_MAX = 100
 TYPES_MAX = 20_000
@@ -136,13 +137,13 @@ AvroSchema: TypeAlias = PrimitiveType | FixedType | EnumType | RecordType | Arra
 NamedType: TypeAlias = FixedType | EnumType | RecordType
 
 
-def parse_schema(text: str, references: Sequence[str] = ()) -> AvroSchema:
+def parse_schema(text: str, references: Sequence[str] = (), *, recursive: bool = False) -> AvroSchema:
     """Parse a schema.
 
     `references` are texts of schemas whose named types it uses. A type is defined before its first
-    use.
+    use. With `recursive`, a record may contain itself; the result is then a graph with cycles.
     """
-    parser = _Parser()
+    parser = _Parser(recursive)
     for reference in references:
         parser.parse(_load(reference), "", 0)
     return parser.parse(_load(text), "", 0)
@@ -164,10 +165,6 @@ def describe(schema: AvroSchema) -> str:
     return f"union of {', '.join(map(describe, schema.branches))}"
 
 
-def shorten(text: str, chars_max: int = 80) -> str:
-    return text if len(text) <= chars_max else f"{text[: chars_max - 3]}..."
-
-
 def _load(text: str) -> Any:
     if len(text) > TEXT_CHARS_MAX:
         raise SchemaError(f"Avro schema has {len(text):,} characters; at most {TEXT_CHARS_MAX:,} are read")
@@ -185,6 +182,7 @@ def _too_deep() -> SchemaError:
 
 @dataclass(slots=True)
 class _Parser:
+    recursive: bool = False
     named: dict[str, NamedType] = field(default_factory=dict)
     open_names: set[str] = field(default_factory=set)
     # Types and levels of each type after expansion, by id of the object: `kept` keeps the ids unique.
@@ -239,7 +237,7 @@ class _Parser:
             return self._keep(PrimitiveType(name), [])
         candidates = [name] if "." in name or not namespace else [f"{namespace}.{name}", name]
         for full_name in candidates:
-            if full_name in self.open_names:
+            if full_name in self.open_names and not self.recursive:
                 raise SchemaError(
                     f"Avro type {full_name} contains itself: Arrow has no recursive type; "
                     f"change the schema so that it refers to other records by a key"
@@ -270,6 +268,9 @@ class _Parser:
         if not isinstance(declared, list):
             raise SchemaError(f"invalid Avro record {name}: expected a list of fields, got {_short(declared)}")
         self.open_names.add(name)
+        record = RecordType(name, aliases, ())
+        if self.recursive:
+            self._define(record, [])  # fields may use it
         fields, seen = [], set()
         for entry in declared:
             if not isinstance(entry, dict):
@@ -284,7 +285,8 @@ class _Parser:
             aliases_of_field = _texts(entry, "aliases", f"field {name}.{field_name}")
             fields.append(RecordField(field_name, aliases_of_field, field_type, entry.get("default", NO_DEFAULT)))
         self.open_names.discard(name)
-        return self._define(RecordType(name, aliases, tuple(fields)), [entry.type for entry in fields])
+        object.__setattr__(record, "fields", tuple(fields))  # only now: nobody else has seen the record yet
+        return self._define(record, [entry.type for entry in fields])
 
     def _enum(self, node: dict[str, Any], namespace: str) -> AvroSchema:
         name, aliases, _ = self._names(node, namespace)

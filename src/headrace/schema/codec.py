@@ -189,6 +189,11 @@ class _ErrorTexts:
         return result
 
 
+def shorten(text: str, chars_max: int = 80) -> str:
+    """Return a text for an error, cut if it is long."""
+    return text if len(text) <= chars_max else f"{text[: chars_max - 3]}..."
+
+
 def kind_of(data_type: pa.DataType) -> tuple[Kind, int]:
     """Return how values of an Arrow type are stored, and in how many bytes if this is fixed."""
     if pa.types.is_null(data_type):

@@ -175,7 +175,7 @@ class MessageIndexesColumn(NamedTuple):
 
 def split_column(values: pa.Array) -> FramedColumn:
     """Return ids and payloads of a column of values with a prefix."""
-    values = _binary(values)
+    values = binary_column(values)
     is_framed = pc.and_(
         pc.greater_equal(pc.binary_length(values), ID_BYTES), pc.starts_with(values, pattern=bytes([MAGIC_ID]))
     )
@@ -185,7 +185,7 @@ def split_column(values: pa.Array) -> FramedColumn:
 
 def split_message_indexes(payload: pa.Array) -> MessageIndexesColumn:
     """Return message indexes and messages of a column of Protobuf payloads, as `split_column` returns them."""
-    payload = _binary(payload)
+    payload = binary_column(payload)
     sizes: pa.Array = pa.nulls(len(payload), pa.int32())  # of the message indexes, in bytes
     codes: pa.Array = pa.nulls(len(payload), pa.int32())
     lists: list[tuple[int, ...]] = []
@@ -212,7 +212,7 @@ def split_message_indexes(payload: pa.Array) -> MessageIndexesColumn:
 
 def join_column(prefix: bytes, payload: pa.Array) -> pa.Array:
     """Return a column with the same prefix before each payload; nulls stay null."""
-    payload = _binary(payload)
+    payload = binary_column(payload)
     if not pa.types.is_large_binary(payload.type):
         # Offsets of 32 bits: pyarrow would wrap them.
         size = payload.nbytes + len(prefix) * len(payload)
@@ -254,13 +254,13 @@ def _from_sizes(payload: pa.Array, sizes: pa.Array) -> pa.Array:
     return result
 
 
-def _binary(column: pa.Array) -> pa.Array:
+def binary_column(column: pa.Array) -> pa.Array:
     """Return the column as binary or large binary."""
     kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return column
     if pa.types.is_dictionary(kind):
-        return _binary(column.dictionary_decode())
+        return binary_column(column.dictionary_decode())
     if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_null(kind):
         return column.cast(pa.binary())
     raise TypeError(f"column has type {kind}; expected binary")

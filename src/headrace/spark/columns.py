@@ -1,6 +1,6 @@
 """Converts the rows of a DataFrame to the columns that are sent, topic by topic.
 
-    columns of a DataFrame → (interceptors → serializers → partitioner) → for each topic: the columns to send
+    columns of a DataFrame → (interceptors → serializers or formats → partitioner) → for each topic: the columns to send
                            ↘ rows that can never be sent → dead letters, or an error
 
 Plug-ins run on whole columns if they have one of these methods, else on one record at a time:
@@ -12,10 +12,14 @@ Plug-ins run on whole columns if they have one of these methods, else on one rec
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
+from datetime import time as time_of_day
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +30,7 @@ from headrace.producer.column_serializers import is_text_or_bytes
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import BadRowError, PlanError
 from headrace.spark.plugin_columns import Columns, PluginColumns, Refuse
+from headrace.spark.read_columns import SchemasByField
 from headrace.spark.sink_options import DEAD_LETTER, SinkOptions
 from headrace.wire.columns import HEADERS_TYPE, hash_rows
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
@@ -74,15 +79,15 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
     types: dict[str, str] = {}
     if options.origins is not None:
         options.origins.check(schema)
-    for field in schema.fields:
-        role = field.name.lower()
-        if role in ROLES and not _is_origin(field.name, options):
+    for column in schema.fields:
+        role = column.name.lower()
+        if role in ROLES and not _is_origin(column.name, options):
             if role in types:
                 raise PlanError(
                     f"there are two columns {role!r}: column names are not case-sensitive; rename or drop one"
                 )
-            types[role] = field.dataType.simpleString()
-    columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields) or "none"
+            types[role] = column.dataType.simpleString()
+    columns = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in schema.fields) or "none"
     if "value" not in types:
         raise PlanError(f"there is no column 'value', which a record needs; the columns are: {columns}")
     if "topic" not in types and options.topic is None:
@@ -92,8 +97,10 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
     for role, kind in types.items():
         if kind == "void" or (role in ("key", "value") and f"{role}.serializer" in options.kafka):
             continue
+        if options.formats is not None and role in options.formats.settings:
+            continue  # the schema says which types it may have
         if kind not in ALLOWED[role]:
-            remedy = f", or set kafka.{role}.serializer" if role in ("key", "value") else ""
+            remedy = f", or set {role}.format or kafka.{role}.serializer" if role in ("key", "value") else ""
             raise PlanError(
                 f"column {role!r} is {kind}; it may be {' or '.join(ALLOWED[role])}: cast it (CAST({role} AS "
                 f"{ALLOWED[role][0].upper()}){remedy})"
@@ -107,6 +114,8 @@ class Limits:
     record_bytes_max: int
     partition_counts: Mapping[str, int]
     """By topic, as of planning, or up to metadata.max.age.ms before."""
+    schemas: SchemasByField = field(default_factory=dict)
+    """Of the option `topic`, for keys and values with a format."""
 
 
 class ColumnPlan:
@@ -121,8 +130,13 @@ class ColumnPlan:
         self._looked_up_at: dict[str, float] = {}  # by topic, monotonic seconds: last lookup of an unknown partition
         self._first_row = 0
         self._plugins = None
-        if any(name in options.kafka for name in PLUGIN_OPTIONS):
-            self._plugins = PluginColumns(options)
+        encoding = None
+        if options.formats is not None:
+            from headrace.spark.record_encoding import RecordEncoding  # imports the registry's client
+
+            encoding = RecordEncoding(options.formats, limits.schemas, options.resolved().of(int, "max.block.ms"))
+        if encoding is not None or any(name in options.kafka for name in PLUGIN_OPTIONS):
+            self._plugins = PluginColumns(options, encoding)
         self.bad_count = 0
         self.fingerprint = Fingerprint()
 
@@ -166,12 +180,16 @@ class ColumnPlan:
     def _add_to_fingerprint(self, topic: str, columns: Columns) -> None:
         """Add rows to the fingerprint as they come from Spark.
 
-        What is sent may differ in a replay of the same rows: a plug-in adds the time or encrypts, or the cause of dead
-        letters is fixed.
+        What is sent may differ in a replay of the same rows: a plug-in adds the time or encrypts, the cause of dead
+        letters is fixed, or the schema has a new version.
         """
         if not self._options.is_exactly_once:
             return
-        key, value = (_to_bytes(columns[role]) if role in columns else None for role in ("key", "value"))
+        formats = () if self._options.formats is None else self._options.formats.settings
+        key, value = (
+            _to_bytes(columns[role], has_format=role in formats) if role in columns else None
+            for role in ("key", "value")
+        )
         assert value is not None
         self.fingerprint += Fingerprint(len(value), hash_rows(topic, value, key=key, headers=columns.get("headers")))
 
@@ -257,13 +275,21 @@ def _by_role(batch: pa.RecordBatch, options: SinkOptions) -> Columns:
     return columns
 
 
-def _to_bytes(column: pa.Array) -> pa.Array:
-    """Return the column if it is binary or text, else each value as text, for the hash."""
+def _to_bytes(column: pa.Array, *, has_format: bool) -> pa.Array:
+    """Return the column if it is binary or text, else each value as bytes, for the hash.
+
+    The bytes of columns without a format have to stay as they are: the hash is in decisions.
+    """
     kind = column.type
     if kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.null()):
         return column
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return column.cast(pa.string())
+    if has_format:
+        from headrace.spark.record_encoding import row_bytes
+
+        if (rows := row_bytes(column)) is not None:
+            return rows
     return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
 
 
@@ -344,16 +370,27 @@ def _dead_letters(bad: BadRows, columns: Columns, limits: Limits, where: str, fi
 
 
 def _cut(column: pa.Array, cut_bytes: int, bytes_max: int) -> pa.Array:
-    """Cut values that are too large. Values that are not bytes become text."""
+    """Cut values that are too large. Values that are not bytes become text, structs and lists JSON."""
     if pa.types.is_null(column.type):
         return column
     if not is_text_or_bytes(column.type):
-        return pa.array(
-            [None if value is None else str(value)[:cut_bytes].encode() for value in column.to_pylist()], pa.binary()
-        )
+        to_text = _json_text if pa.types.is_nested(column.type) else str
+        rows = column.to_pylist(maps_as_pydicts="lossy")
+        return pa.array([None if row is None else to_text(row)[:cut_bytes].encode() for row in rows], pa.binary())
     if (pc.max(_sizes(column)).as_py() or 0) < bytes_max // 2:
         return column.cast(pa.binary())
     values = column.cast(pa.binary()).to_pylist()
     return pa.array(
         [value if value is None or len(value) < bytes_max // 2 else value[:cut_bytes] for value in values], pa.binary()
     )
+
+
+def _json_text(row: object) -> str:
+    return json.dumps(row, default=_json_value, ensure_ascii=False)
+
+
+def _json_value(value: object) -> str:
+    """Return a value that JSON does not have: bytes in Base64, times in ISO 8601, decimals as text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, (date, time_of_day)) else str(value)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from headrace.spark.read_columns import SchemasByField
+
 
 class HeadraceDataSource(DataSource):
     """`format("headrace")`: Kafka topics, with the options and columns of Spark's own Kafka source and sink."""
@@ -26,24 +28,34 @@ class HeadraceDataSource(DataSource):
     _is_unpickled = False
     """Spark creates a data source to plan a batch, and unpickles that of the query in another process to commit it."""
 
+    _schemas: SchemasByField | None = None
+    """The readers' schemas of formats, for all readers of a DataFrame. None if the user gave the DataFrame's schema."""
+
     @classmethod
     def name(cls) -> str:
         return "headrace"
 
     def schema(self) -> StructType | str:
-        from headrace.spark.source_options import schema_of
+        """Return the columns. Spark calls this when a DataFrame is created, so invalid options fail here."""
+        from headrace.spark.source_options import Mode, parse, schema_of
 
-        return schema_of(self.options)
+        options = parse(self.options, Mode.ANY)
+        if options.formats is None:
+            return schema_of(options)
+        from headrace.spark.typed_columns import find_schemas, spark_types
+
+        self._schemas = find_schemas(options)
+        return schema_of(options, spark_types(options, self._schemas))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from headrace.spark.source import BatchReader
 
-        return BatchReader(self.options, schema)
+        return BatchReader(self.options, schema, self._schemas)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from headrace.spark.source import StreamReader
 
-        return StreamReader(self.options, schema)
+        return StreamReader(self.options, schema, self._schemas)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from headrace.spark.python_process import prepare_process

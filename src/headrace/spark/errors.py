@@ -9,6 +9,8 @@ SinkError
 ├── InDoubtError       whether the batch is decided, or all of it visible, is not known: the next start finds out
 └── LostError          a decided batch that cannot be finished: its records are gone from the log
 
+BadRecordError         a record of the source that cannot be decoded
+
 SparkError             Spark could not run a query, a session or an audit; the message is the first cause
 """
 
@@ -40,6 +42,10 @@ class PlanError(SinkError):
 
 class BadRowError(SinkError):
     """A row that can never be sent, and `on.bad.row` is `fail`."""
+
+
+class BadRecordError(HeadraceError):
+    """A record whose key or value cannot be decoded by its format, and `on.bad.record` is `fail`."""
 
 
 class NotDecidedError(SinkError):

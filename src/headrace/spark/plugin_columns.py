@@ -1,6 +1,7 @@
-"""Runs interceptors, serializers and the partitioner of `kafka.*` on columns.
+"""Runs interceptors, serializers and the partitioner of `kafka.*` on columns, and encodes those with a format.
 
-    on_send → serialize → partition, as in the producer's `send`; on whole columns if the plug-in can, else row by row
+    on_send → serialize, or encode → partition, as in the producer's `send`
+    on whole columns if the plug-in can, else row by row
 
 The built-in serializers and partitioners can, for columns of the types that they expect.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,6 +23,9 @@ from headrace.producer.records import ProducerRecord, checked_headers
 from headrace.spark.errors import SinkError
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
+
+if TYPE_CHECKING:
+    from headrace.spark.record_encoding import RecordEncoding
 
 log = logging.getLogger("headrace.spark")
 
@@ -34,13 +38,16 @@ Refuse = Callable[[pa.Array, str, Columns], None]
 class PluginColumns:
     """The plug-ins of one task."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, encoding: RecordEncoding | None = None) -> None:
         config = options.plugin_config()
+        self._encoding = encoding
+        encoded = () if encoding is None else encoding.roles
         self._loader = PluginLoader(config)
         load = self._loader.load
         self._serializers = {
             role: load(f"{role}.serializer", config[f"{role}.serializer"], serializers.KIND, is_key=role == "key")
             for role in ("key", "value")
+            if role not in encoded
         }
         self._interceptors = [
             load("interceptor.classes", name, interceptors.KIND) for name in config.of(tuple, "interceptor.classes")
@@ -72,6 +79,10 @@ class PluginColumns:
         bad: dict[int, str] = {}
         done = dict(columns)
         added: list[list[tuple[str, bytes | None]]] | None = None
+        if self._encoding is not None:
+            for field in self._encoding.roles:
+                if field in columns:
+                    done[field] = self._encoding.encode(topic, field, columns[field], bad)
         for role, serializer in self._serializers.items():
             column = columns.get(role)
             if column is None:
@@ -88,9 +99,8 @@ class PluginColumns:
             done["headers"] = _with_headers(done.get("headers"), added)
         if not bad:
             return done, numbers, before
-        for index in sorted(bad):
-            row = pa.array([index], pa.int64())
-            refuse(row if numbers is None else numbers.take(row), bad[index], _take(columns, row))
+        for reason, indexes in _by_reason(bad).items():
+            refuse(indexes if numbers is None else numbers.take(indexes), reason, _take(columns, indexes))
         good = pa.array([index for index in range(rows) if index not in bad], pa.int64())
         return _take(done, good), good if numbers is None else numbers.take(good), _take(before, good)
 
@@ -141,6 +151,14 @@ def column_method(plugin: object, name: str, row_name: str) -> Callable[..., Any
 
 def _take(columns: Columns, indexes: pa.Array) -> Columns:
     return {role: column.take(indexes) for role, column in columns.items()}
+
+
+def _by_reason(bad: dict[int, str]) -> dict[str, pa.Array]:
+    """Return the indexes of bad rows by reason, in order of the first row of each."""
+    indexes: dict[str, list[int]] = {}
+    for index in sorted(bad):
+        indexes.setdefault(bad[index], []).append(index)
+    return {reason: pa.array(rows, pa.int64()) for reason, rows in indexes.items()}
 
 
 def _by_row(

@@ -3,6 +3,8 @@
     Fetcher.poll_batches → ArrowDecoder → offset, timestamp, key, value → + topic, partition, timestampType → Spark
     └──────────────────────────── on a thread: ReadAhead ─────────────────────────────────────┘
 
+Keys and values with a format are decoded there, too: see record_decoding.py.
+
 No Python object is created for a row. A range ends when the position has passed its last offset, not after a number of
 rows: markers, aborted transactions and compaction leave gaps. A worker process keeps its fetchers, with their
 connections, between tasks (Fetchers).
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,10 +32,14 @@ from headrace.client.fetcher import TOPIC_MAY_COME, Fetcher
 from headrace.errors import BrokerError, Code, TimedOutError, WireError
 from headrace.spark import consumer_options
 from headrace.spark.planning import OffsetRange, Recreated, report_data_loss
-from headrace.spark.source_options import SourceOptions
+from headrace.spark.read_columns import ReadColumns
+from headrace.spark.source_options import CORRUPT, SourceOptions
 from headrace.types import TopicPartition
 from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
 from headrace.wire.records import RecordBatch
+
+if TYPE_CHECKING:
+    from headrace.spark.record_decoding import RecordDecoding
 
 BATCH_ROWS = 32 * 1024
 """Rows of a batch for Spark: fewer need more messages, more do not fit into CPU caches."""
@@ -59,14 +65,14 @@ _TYPES = {
 }
 
 
-def read_range(options: SourceOptions, columns: tuple[str, ...], whole: OffsetRange) -> Iterator[pa.RecordBatch]:
+def read_range(options: SourceOptions, columns: ReadColumns, whole: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range, in order."""
     with ReadAhead(_batches(options, columns, whole)) as batches:
         yield from batches
 
 
-def _batches(options: SourceOptions, columns: tuple[str, ...], whole: OffsetRange) -> Iterator[pa.RecordBatch]:
-    shape = _Shape(columns, whole)
+def _batches(options: SourceOptions, columns: ReadColumns, whole: OffsetRange) -> Iterator[pa.RecordBatch]:
+    shape = _Shape(options, columns, whole)
     with FETCHERS.taken(options) as fetcher:
         open_batch: _OpenBatch | None = None
         fetch = _RangeFetch(options, fetcher, whole)
@@ -80,6 +86,7 @@ def _batches(options: SourceOptions, columns: tuple[str, ...], whole: OffsetRang
             open_batch.add(batch, fetch)
         if open_batch is not None:
             yield from shape.finished(open_batch)
+    shape.close()
 
 
 @dataclass(slots=True)
@@ -175,21 +182,47 @@ class _RangeFetch:
 class _Shape:
     """Puts decoded columns in Spark's order, and adds those that are constant for all rows."""
 
-    def __init__(self, columns: tuple[str, ...], whole: OffsetRange) -> None:
-        self._columns = columns
-        self._schema = pa.schema([pa.field(name, _TYPES[name]) for name in columns])
+    def __init__(self, options: SourceOptions, columns: ReadColumns, whole: OffsetRange) -> None:
+        self._columns = columns.names
+        types = dict(_TYPES)
+        self._records: RecordDecoding | None = None
+        if columns.typed or CORRUPT in columns.names:
+            from headrace.spark.record_decoding import RecordDecoding  # imports the registry's client
+
+            self._records = RecordDecoding(options, columns, whole)
+            types |= self._records.types
+        self._schema = pa.schema([pa.field(name, types[name]) for name in columns.names])
         self._whole = whole
         # With at least BATCH_ROWS rows: a batch takes a slice, which is not a copy.
         self._constants: dict[tuple[str, str | int | None], pa.Array] = {}
-        self.with_headers = "headers" in columns
+        # Records may have the ids of their schemas in headers.
+        self.with_headers = "headers" in columns.names or self._records is not None
 
     def finished(self, open_batch: _OpenBatch) -> Iterator[pa.RecordBatch]:
         """Yield the collected rows in batches of limited size: one record batch of Kafka may have very many."""
-        decoded = open_batch.decoder.finish()
-        arrays = [self._column(name, decoded, open_batch.time_type) for name in self._columns]
-        whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        for start in range(0, whole.num_rows, BATCH_ROWS * 2):
-            yield whole.slice(start, BATCH_ROWS * 2)
+        rows = open_batch.decoder.finish()
+        if "headers" in self._columns:
+            index = rows.schema.get_field_index("headers")
+            rows = rows.set_column(index, "headers", _null_where_empty(rows.column(index)))
+        for start in range(0, rows.num_rows, BATCH_ROWS * 2):
+            yield from self._shaped(rows.slice(start, BATCH_ROWS * 2), open_batch.time_type)
+
+    def _shaped(self, rows: pa.RecordBatch, time_type: int) -> Iterator[pa.RecordBatch]:
+        try:
+            typed = {} if self._records is None else self._records.decode(rows)
+        except OverflowError:
+            # The decoded columns would be larger than Arrow allows; one row never is: RecordDecoding refuses it.
+            half = rows.num_rows // 2
+            yield from self._shaped(rows.slice(0, half), time_type)
+            yield from self._shaped(rows.slice(half), time_type)
+            return
+        arrays = [typed[name] if name in typed else self._column(name, rows, time_type) for name in self._columns]
+        yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def close(self) -> None:
+        """Log what could not be decoded."""
+        if self._records is not None:
+            self._records.log_bad_records()
 
     def _column(self, name: str, decoded: pa.RecordBatch, time_type: int) -> pa.Array:
         constants: dict[str, str | int | None] = {
@@ -203,9 +236,7 @@ class _Shape:
         if name in constants:
             return self._repeated(name, constants[name], decoded.num_rows)
         column = decoded.column("offset" if name == "__offset" else name)
-        if name == "timestamp":
-            return column.cast(_TYPES[name])
-        return _null_where_empty(column) if name == "headers" else column
+        return column.cast(_TYPES[name]) if name == "timestamp" else column
 
     def _repeated(self, name: str, value: str | int | None, rows: int) -> pa.Array:
         array = self._constants.get((name, value))

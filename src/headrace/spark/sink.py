@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.config.clock import SYSTEM_CLOCK
-from headrace.errors import BrokerError, Code, HeadraceError, UnsupportedVersionError
+from headrace.errors import BrokerError, Code, HeadraceError, RegistryUnavailableError, UnsupportedVersionError
 from headrace.spark.columns import Limits, check_schema
 from headrace.spark.commit_reporter import TaskTimes, close_reporter, commit_reporter, reported, task_phases
 from headrace.spark.commit_times import Stopwatch
@@ -36,11 +36,13 @@ from headrace.spark.committer import Committer
 from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import FIRST_CONNECTION_MS_MAX, MISSING_TOPIC, PlanError, SinkError, not_connected
 from headrace.spark.failpoints import Failpoints
+from headrace.spark.format_options import FormatOptions
 from headrace.spark.holders import WRITE_RUN_PREFIX
 from headrace.spark.ledger import Ledger
 from headrace.spark.log_setup import log_context, set_up_log
 from headrace.spark.origins import KnownOrigins, known_origins
 from headrace.spark.python_process import is_noted, note, prepare_process
+from headrace.spark.read_columns import SchemasByField
 from headrace.spark.shipping import Shipped
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
@@ -81,7 +83,8 @@ def plan(options: SinkOptions, schema: StructType) -> Limits:
     check_schema(schema, options)
     Failpoints(options.failpoints)
     topics = options.topic, options.dead_letter_topic, options.creation
-    key = repr((sorted(options.kafka.items()), topics, schema.simpleString()))
+    formats = None if options.formats is None else (options.formats, sorted(options.formats.registry_options.items()))
+    key = repr((sorted(options.kafka.items()), topics, schema.simpleString(), formats))
     now = SYSTEM_CLOCK.monotonic_ms()
     limits, until_ms = _limits.get(key, (None, now))
     if limits is None or now >= until_ms:
@@ -91,10 +94,28 @@ def plan(options: SinkOptions, schema: StructType) -> Limits:
         if (text := options.no_effect_text()) is not None and note(f"{query}: {text}"):
             log.warning("%s", text)
         # A broker may restart while a query runs. What has never been connected fails sooner.
+        schemas = {} if limits is None else limits.schemas
         limits = _look_up(options, None if is_noted(query) else FIRST_CONNECTION_MS_MAX)
+        if options.formats is not None:
+            limits = replace(limits, schemas=_writer_schemas(options, options.formats, schema, schemas))
         note(query)
         _limits[key] = limits, now + options.resolved().of(int, "metadata.max.age.ms")
     return limits
+
+
+def _writer_schemas(
+    options: SinkOptions, formats: FormatOptions, schema: StructType, known: SchemasByField
+) -> SchemasByField:
+    """Return the schemas with which rows are written; the known ones if the registry is unavailable."""
+    from headrace.spark.record_encoding import find_writer_schemas  # imports the registry's client
+
+    try:
+        return find_writer_schemas(formats, schema, options.topic)
+    except RegistryUnavailableError as error:
+        if known:
+            log.warning("continuing with the schemas that are known: %s", error)
+            return known
+        raise PlanError(f"the schema of topic {options.topic!r} is not known: {error}") from error
 
 
 def _look_up(options: SinkOptions, first_connection_ms: float | None) -> Limits:

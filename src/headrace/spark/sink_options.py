@@ -16,11 +16,13 @@ from headrace.client.credentials import sasl_settings, tls_settings
 from headrace.client.plugins import PluginLoader
 from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
+from headrace.config.serde_options import SERDE_OPTIONS
 from headrace.errors import ConfigError
 from headrace.producer import partitioners, serializers
 from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.producer.pipeline import SendPipeline
 from headrace.producer.settings import ProducerSettings, resolve
+from headrace.spark.format_options import FormatOptions, is_format_option
 from headrace.spark.kafka_options import (
     OPTION_SETS_MAX,
     no_effect_text,
@@ -126,8 +128,8 @@ SINK_OPTIONS = Options(
         "on.bad.row",
         "str",
         FAIL,
-        "What to do with a row that can never be sent (too large, no topic, refused by a serializer): fail the batch, "
-        "or send the row to dead.letter.topic in the same commit.",
+        "What to do with a row that can never be sent (too large, no topic, refused by a serializer or a schema): fail "
+        "the batch, or send the row to dead.letter.topic in the same commit.",
         OneOf(FAIL, DEAD_LETTER),
     ),
     Option("dead.letter.topic", "str", None, "The topic for bad rows with on.bad.row=dead-letter."),
@@ -189,6 +191,8 @@ class SinkOptions:
     creation: TopicCreation | None = None
     """None: missing topics are not created."""
     include_headers: bool = True
+    formats: FormatOptions | None = None
+    """None: keys and values are sent as they are."""
     view_url: str | None = None
     view_token: str | None = field(default=None, repr=False)
     view_name: str | None = None
@@ -200,11 +204,14 @@ class SinkOptions:
         kafka: dict[str, str] = {}
         own: dict[str, str] = {}
         topic_configs: dict[str, str] = {}
+        formats: dict[str, str] = {}
         for name, value in given.items():
             if name.lower().startswith(KAFKA_PREFIX):
                 kafka[name[len(KAFKA_PREFIX) :].lower()] = value
             elif name.lower().startswith(SETTINGS_PREFIX):
                 topic_configs[name[len(SETTINGS_PREFIX) :].lower()] = value
+            elif is_format_option(name.lower()):
+                formats[name.lower()] = value
             elif name.lower() in SINK_OPTIONS:
                 own[name.lower()] = value
             else:
@@ -226,6 +233,7 @@ class SinkOptions:
             dead_letter_topic=_text(config, "dead.letter.topic"),
             creation=_creation(config, topic_configs),
             include_headers=config.of(bool, "includeheaders"),
+            formats=FormatOptions.parse(formats),
             view_url=config.optional(str, "view.url") or None,
             view_token=None if token is None else token.reveal(),
             view_name=config.optional(str, "view.name") or None,
@@ -256,6 +264,11 @@ class SinkOptions:
             )
         if self.dead_letter_topic is not None and self.on_bad_row != DEAD_LETTER:
             raise ConfigError("dead.letter.topic is set, but on.bad.row is fail: set on.bad.row=dead-letter")
+        for role in () if self.formats is None else self.formats.settings:
+            if f"{role}.serializer" in self.kafka:
+                raise ConfigError(
+                    f"{role}.format and kafka.{role}.serializer are set, but a column is encoded once: drop one of them"
+                )
         if self.view_url is not None:
             check_url(self.view_url)
         self.resolved()
@@ -378,7 +391,7 @@ def _creation(config: Config, topic_configs: dict[str, str]) -> TopicCreation | 
 
 def _check_unknown(name: str) -> None:
     """Raise if an unknown name is similar to an option. Others are ignored: Spark passes its own options too."""
-    near = SINK_OPTIONS.suggestion(name.lower())
+    near = SINK_OPTIONS.suggestion(name.lower()) or SERDE_OPTIONS.suggestion(name.lower())
     if near:
         raise ConfigError(f"there is no option {name!r}{near}")
 

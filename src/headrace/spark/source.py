@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from headrace.errors import ConfigError, HeadraceError, UnsupportedVersionError
+from headrace.spark.errors import PlanError
 from headrace.spark.log_setup import log_context, set_up_log
 from headrace.spark.lookup import Lookup, require
 from headrace.spark.offset_specs import OffsetSpec
@@ -35,6 +36,7 @@ from headrace.spark.planning import (
     split,
 )
 from headrace.spark.python_process import prepare_process
+from headrace.spark.read_columns import ReadColumns
 from headrace.spark.shipping import Shipped
 from headrace.spark.source_options import Mode, SourceOptions, check_columns, parse, warn_of_no_effect
 from headrace.spark.source_progress import with_figures
@@ -43,6 +45,8 @@ from headrace.types import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from headrace.spark.read_columns import SchemasByField
 
 # Spark 4.2 added read limits and Trigger.AvailableNow for Python sources; older versions get stand-ins.
 try:
@@ -87,9 +91,10 @@ NEWEST_SECONDS = 5.0
 class BatchReader(Shipped, DataSourceReader):
     """Plans on the driver; Spark pickles it for the executors, which read."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, schemas: SchemasByField | None = None) -> None:
+        """`schemas`: those of columns with a format, as they were when the DataFrame was created."""
         self._options = parse(options, Mode.BATCH)
-        self._columns = check_columns(schema)
+        self._columns = _columns_of(self._options, schema, schemas)
         warn_of_no_effect(options, Mode.BATCH)
 
     def partitions(self) -> list[InputPartition]:
@@ -106,20 +111,30 @@ class BatchReader(Shipped, DataSourceReader):
 class RangePartition(InputPartition):
     """The range of offsets that one task reads."""
 
-    def __init__(self, whole: OffsetRange) -> None:
+    def __init__(self, whole: OffsetRange, schemas: SchemasByField | None = None) -> None:
+        """`schemas`: of a topic that the query did not know when it was started."""
         super().__init__(whole)
+        self.schemas = schemas
 
 
-def read_partition(
-    options: SourceOptions, columns: tuple[str, ...], partition: InputPartition
-) -> Iterator[pa.RecordBatch]:
+def _columns_of(options: SourceOptions, schema: StructType, schemas: SchemasByField | None) -> ReadColumns:
+    """Return the columns that tasks return. Without `schemas`, the schema registry is asked."""
+    names = check_columns(schema, options)
+    if options.formats is None:
+        return ReadColumns(names)
+    from headrace.spark.typed_columns import find_schemas, typed_columns
+
+    return ReadColumns(names, typed_columns(options, schema, find_schemas(options) if schemas is None else schemas))
+
+
+def read_partition(options: SourceOptions, columns: ReadColumns, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition. If `partitions()` returns none, Spark passes an InputPartition without rows."""
     if isinstance(partition, RangePartition):
         from headrace.spark.reading import read_range  # imports Arrow, which planning does not need
 
         prepare_process()
         with log_context(source=partition.value):
-            yield from read_range(options, columns, partition.value)
+            yield from read_range(options, columns.with_schemas(partition.schemas), partition.value)
 
 
 def plan(options: SourceOptions, lookup: Lookup) -> list[OffsetRange]:
@@ -172,14 +187,15 @@ def within(
 class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans on the driver, and connects on first use; Spark pickles it for the executors, which read."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, schemas: SchemasByField | None = None) -> None:
+        """`schemas`: those of columns with a format, as they were when the DataFrame was created."""
         # Spark would hide an error of the constructor behind its own: it is raised by the first call.
-        self._parsed: SourceOptions | ConfigError
-        self._columns: tuple[str, ...] = ()
+        self._parsed: SourceOptions | HeadraceError
+        self._columns = ReadColumns(())
         try:
             self._parsed = _checked(options)
-            self._columns = check_columns(schema)
-        except ConfigError as error:
+            self._columns = _columns_of(self._parsed, schema, schemas)
+        except (ConfigError, PlanError) as error:
             self._parsed = error
         self._given = dict(options)
         # The following are used on the driver only.
@@ -190,17 +206,18 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._end: Offsets = {}  # of the micro-batch that was planned last
         self._newest_ms: dict[str, int] = {}  # by topic
         self._newest_due = 0.0
+        self._new_topics: dict[str, SchemasByField] = {}  # since the query was started
         self._has_warned = False  # of figures that cannot be made
         self._triggered_at = time.monotonic()
         self._committed: Offsets | None = None  # to the group of commit.offsets.group.id
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what only the driver needs."""
-        return {**self.__dict__, "_lookup": None, "_given": {}}
+        return {**self.__dict__, "_lookup": None, "_given": {}, "_new_topics": {}}
 
     @property
     def _options(self) -> SourceOptions:
-        if isinstance(self._parsed, ConfigError):
+        if isinstance(self._parsed, HeadraceError):
             raise self._parsed
         return self._parsed
 
@@ -378,7 +395,17 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             for begin_offset in [self._begin_of_range(tp, starts.get(tp), offsets[tp], earliest[tp])]
         ]
         parts = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
-        return [RangePartition(part) for part in parts]
+        return [RangePartition(part, self._new_schemas(part.topic)) for part in parts]
+
+    def _new_schemas(self, topic: str) -> SchemasByField | None:
+        """Return the readers' schemas of a topic that the query did not know when it was started."""
+        if all(column.has_schema(topic) for column in self._columns.typed.values()):
+            return None
+        from headrace.spark.typed_columns import schemas_of_new_topic
+
+        if topic not in self._new_topics:
+            self._new_topics[topic] = schemas_of_new_topic(self._options, topic, self._columns.typed)
+        return self._new_topics[topic]
 
     def _begin_of_range(self, tp: TopicPartition, begin: int | None, end: int, earliest: int) -> int:
         """Return where to begin; report what was deleted."""

@@ -3,6 +3,8 @@
     options of a query → parse → SourceOptions      checked, typed, pickled for the executors
                        → schema_of                  the columns, with the types of Spark's own source
 
+Keys and values with a format have the types of their schemas instead: see typed_columns.py.
+
 Names come in lower case, because option names are case-insensitive in Spark; messages use the documented names.
 """
 
@@ -20,14 +22,19 @@ from headrace.client.offsets import EARLIEST, LATEST
 from headrace.config import Between, Config, NotEmpty, OneOf, Option, Options
 from headrace.errors import ConfigError
 from headrace.spark import consumer_options
+from headrace.spark.format_options import FORMAT_NAMES, FormatOptions, is_format_option
 from headrace.spark.kafka_options import PREFIX
 from headrace.spark.offset_specs import End, OffsetSpec, Subscription, parse_offsets, parse_subscription
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
+
+    from headrace.schema.types import RecordField
 
 log = logging.getLogger("headrace")
 
+CORRUPT = "_corrupt"
+"""The column with records that could not be decoded."""
 _COLUMNS = {
     "key": "binary",
     "value": "binary",
@@ -41,13 +48,23 @@ _COLUMNS = {
     "__partition": "int",
     "__offset": "bigint",
     "__topic_id": "string",
+    CORRUPT: "struct<key:binary,value:binary,error:string>",
 }
-"""Names and Spark types, in order; `headers` and the origin only with their options."""
-_MAY_BE_NULL = frozenset({"key", "value", "headers", "__topic_id"})
+"""Names and Spark types, in order; `headers`, the origin and `_corrupt` only with their options."""
+_MAY_BE_NULL = frozenset({"key", "value", "headers", "__topic_id", CORRUPT})
 ORIGIN_PREFIX = "__"
 
 TYPO_SIMILARITY_MIN = 0.8
 """An unknown name this similar to a known one is a typing error, not another library's option."""
+
+
+class BadRecords(Enum):
+    """What to do with a record that cannot be decoded."""
+
+    FAIL = "fail"
+    NULL = "null"
+    CORRUPT_COLUMN = "corrupt-column"
+
 
 _OFFSETS = 'a text such as earliest, latest, or JSON such as {"topic":{"0":23,"1":-2}}'
 _TIMES = 'JSON with times in milliseconds such as {"topic":{"0":1700000000000}}'
@@ -115,7 +132,7 @@ SOURCE_OPTIONS = Options(
         "kafkaConsumer.pollTimeoutMs",
         "long",
         120_000,
-        "How long a task waits for records from a broker.",
+        "How long a task waits for records from a broker, and for a schema while the schema registry is unavailable.",
         Between(1),
     ),
     Option("fetchOffset.numRetries", "int", 3, "How often to retry looking up offsets.", Between(0)),
@@ -134,11 +151,26 @@ SOURCE_OPTIONS = Options(
         "query itself uses the checkpoint. Stream only.",
         NotEmpty(),
     ),
+    Option(
+        "on.bad.record",
+        "str",
+        BadRecords.FAIL.value,
+        "What to do with a record whose key or value cannot be decoded by its format: fail the query; null: return "
+        "null instead; corrupt-column: return null, and the bytes and the reason in the column _corrupt.",
+        OneOf(*(choice.value for choice in BadRecords), ignore_case=True),
+    ),
 )
 
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commit.offsets.group.id")
 _BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
-_KNOWN = {name.lower(): name for name in SOURCE_OPTIONS}
+_WRITERS_ONLY = (
+    "writer.schema",
+    "key.writer.schema",
+    "schema.auto.register",
+    "use.latest.version",
+    "normalize.schemas",
+)
+_KNOWN = {name.lower(): name for name in (*FORMAT_NAMES, *SOURCE_OPTIONS)}
 
 _TIME = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?", re.ASCII)
 _MS_OF_UNIT = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -174,6 +206,9 @@ class SourceOptions:
     client_id: str
     kafka: Mapping[str, str]
     """Options of the consumer, without `kafka.`. Not in the repr: they may have passwords."""
+    formats: FormatOptions | None = None
+    """None: keys and values are bytes."""
+    on_bad_record: BadRecords = BadRecords.FAIL
 
     @property
     def name(self) -> str:
@@ -186,7 +221,7 @@ class SourceOptions:
 
 def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
     """Parse and check the options, without a broker."""
-    given, kafka = _split_options(options)
+    given, kafka, formats = _split_options(options)
     config = SOURCE_OPTIONS.resolve(("argument", given))
     consumer = consumer_options.resolve(kafka)
     _check_mode(config, mode)
@@ -216,34 +251,40 @@ def parse(options: Mapping[str, str], mode: Mode) -> SourceOptions:
         commit_group_id=config.optional(str, "commit.offsets.group.id"),
         client_id=_client_id(config, consumer),
         kafka=kafka,
+        formats=FormatOptions.parse(formats),
+        on_bad_record=BadRecords(config.of(str, "on.bad.record")),
     )
 
 
 def warn_of_no_effect(options: Mapping[str, str], mode: Mode) -> None:
     """Log which options change nothing in this query."""
-    given, kafka = _split_options(options)
+    given, kafka, formats = _split_options(options)
     if mode is Mode.BATCH:
         for name in _STREAM_ONLY:
             if name in given:
                 log.warning("option %s has no effect in a batch query", name)
+    for name in _WRITERS_ONLY:
+        if name in formats:
+            log.warning("option %s has no effect in the source: it is for writers", name)
     consumer_options.warn_of_no_effect(kafka)
 
 
-def schema_of(options: Mapping[str, str]) -> StructType:
-    """Return the columns. Spark calls this when a DataFrame is created, so invalid options fail here."""
-    parsed = parse(options, Mode.ANY)
+def schema_of(options: SourceOptions, types: Mapping[RecordField, DataType] | None = None) -> StructType:
+    """Return the columns, with `types` for keys and values that have a format."""
     return schema(
         [
             name
             for name in _COLUMNS
-            if (parsed.include_headers or name != "headers")
-            and (parsed.include_origin or not name.startswith(ORIGIN_PREFIX))
-        ]
+            if (options.include_headers or name != "headers")
+            and (options.include_origin or not name.startswith(ORIGIN_PREFIX))
+            and (options.on_bad_record is BadRecords.CORRUPT_COLUMN or name != CORRUPT)
+        ],
+        types,
     )
 
 
-def schema(columns: Iterable[str]) -> StructType:
-    """Return these columns with Spark's types."""
+def schema(columns: Iterable[str], typed: Mapping[RecordField, DataType] | None = None) -> StructType:
+    """Return these columns with Spark's types; those of `typed` instead of bytes."""
     from pyspark.sql import types  # an optional dependency: options are checked without it
 
     header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
@@ -254,17 +295,28 @@ def schema(columns: Iterable[str]) -> StructType:
         "bigint": types.LongType(),
         "timestamp": types.TimestampType(),
         "array<struct<key:string,value:binary>>": types.ArrayType(header),
+        "struct<key:binary,value:binary,error:string>": types.StructType()
+        .add("key", types.BinaryType())
+        .add("value", types.BinaryType())
+        .add("error", types.StringType()),
     }
-    return types.StructType([types.StructField(name, kinds[_COLUMNS[name]]) for name in columns])
+    by_name: dict[str, DataType] = {name: kinds[kind] for name, kind in _COLUMNS.items()} | dict(typed or {})
+    return types.StructType([types.StructField(name, by_name[name]) for name in columns])
 
 
-def check_columns(schema: StructType) -> tuple[str, ...]:
-    """Return the columns of a schema. With a user's schema, only its columns are passed to Spark."""
+def check_columns(schema: StructType, options: SourceOptions) -> tuple[str, ...]:
+    """Return the columns of a schema. With a user's schema, only its columns are passed to Spark.
+
+    The types of keys and values with a format depend on their schemas: see typed_columns.
+    """
+    formats = () if options.formats is None else options.formats.settings
     for field in schema.fields:
         expected = _COLUMNS.get(field.name)
         if expected is None:
             raise ConfigError(f"the schema has a column {field.name!r}; the source has {', '.join(_COLUMNS)}")
-        if field.dataType.simpleString() != expected:
+        if field.name == CORRUPT and options.on_bad_record is not BadRecords.CORRUPT_COLUMN:
+            raise ConfigError(f"the schema has a column {CORRUPT}: set on.bad.record=corrupt-column")
+        if field.name not in formats and field.dataType.simpleString() != expected:
             raise ConfigError(
                 f"the schema has column {field.name} as {field.dataType.simpleString()}; the source gives {expected}: "
                 "leave the schema out and cast"
@@ -276,13 +328,16 @@ def check_columns(schema: StructType) -> tuple[str, ...]:
     return tuple(field.name for field in schema.fields)
 
 
-def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the options of the source by their documented names, and those of the consumer without `kafka.`."""
+def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return the options of the source by their documented names, of the consumer without `kafka.`, and of formats."""
     given: dict[str, str] = {}
     kafka: dict[str, str] = {}
+    formats: dict[str, str] = {}
     for key, value in options.items():
         name = key.lower()
-        if name in _KNOWN:
+        if is_format_option(name):
+            formats[name] = value
+        elif name in _KNOWN:
             given[_KNOWN[name]] = value
         elif name.startswith(PREFIX):
             kafka[name.removeprefix(PREFIX)] = value
@@ -290,7 +345,7 @@ def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str
             raise ConfigError(f"there is no option {key!r}; did you mean {_KNOWN[near[0]]!r}?")
         elif name in consumer_options.CONSUMER_OPTIONS:
             raise ConfigError(f"there is no option {key!r}; did you mean {PREFIX + name!r}?")
-    return given, kafka
+    return given, kafka, formats
 
 
 def _check_mode(config: Config, mode: Mode) -> None:

@@ -12,6 +12,7 @@ from headrace.ui.broker_control import BrokerControl
 from headrace.ui.cluster_feeds import Topology, Traffic, topology_feed
 from headrace.ui.collector import Collector
 from headrace.ui.reports import ReportStore
+from headrace.ui.schemas import SchemaViewer
 
 __all__ = ["ReadOnlyError", "Topology", "View", "ViewOptions"]
 
@@ -31,6 +32,8 @@ class ViewOptions:
     port: int = DEFAULT_PORT
     read_only: bool = False
     token: str | None = field(default=None, repr=False)
+    registry: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """The `schema.registry.*` options; empty: there is no registry."""
     data_dir: Path | None = None
     """Data folder of a headrace broker or cluster, used to find its control socket."""
 
@@ -48,6 +51,7 @@ class View:
         self.cluster = Collector(options.client)
         self.control = None if options.data_dir is None else BrokerControl(options.data_dir)
         self.reports = ReportStore()
+        self.schemas = SchemaViewer(options.registry) if options.registry else None
         self.topology = topology_feed(self.cluster)
         self.traffic = Traffic(self.cluster, self.topology, self.control)
 

@@ -73,7 +73,7 @@ class ApicurioRegistry:
     """A running registry."""
 
     def __init__(self, program: Path, data_dir: Path) -> None:
-        (self.port,) = free_ports(1)
+        self.port, self._management_port = free_ports(2)
         self._program = program
         self._data_dir = data_dir
         self._output = data_dir / "registry.log"
@@ -90,6 +90,8 @@ class ApicurioRegistry:
         settings = {
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": self.port,
+            "quarkus.management.host": "127.0.0.1",
+            "quarkus.management.port": self._management_port,  # 9000 by default: several runs would share it
             "quarkus.log.level": "WARN",
         }
         properties = [f"-D{name}={value}" for name, value in settings.items()]

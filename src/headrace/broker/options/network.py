@@ -216,4 +216,23 @@ SOCKETS = (
     ),
 )
 
-NETWORK = IDENTITY + LISTENERS + MEMBERSHIP + SOCKETS
+SCHEMA_REGISTRY = (
+    Option(
+        "headrace.schema.registry.listener",
+        "str",
+        None,
+        "HOST:PORT of a schema registry in the process of the broker, with Confluent's REST API; port 0: a free port. "
+        "Its schemas are in the topic _schemas. Not set: there is none. For a standalone broker.",
+        None,
+    ),
+    Option(
+        "headrace.schema.registry.users",
+        "password",
+        None,
+        "The users of the schema registry (HTTP Basic): alice:secret,bob:other, or a JSON object. In Python also a "
+        "dict. Not set: everybody who can connect may use it.",
+        accepts_mapping=True,
+    ),
+)
+
+NETWORK = IDENTITY + LISTENERS + MEMBERSHIP + SOCKETS + SCHEMA_REGISTRY

@@ -215,20 +215,20 @@ def jaas_users(text: str) -> dict[str, Secret]:
     }
 
 
-def plain_users(text: str) -> dict[str, Secret]:
-    """Return the users of sasl.plain.users: `alice:secret,bob:other`, or a JSON object."""
+def plain_users(text: str, option: str = "sasl.plain.users") -> dict[str, Secret]:
+    """Return the users of an option such as sasl.plain.users: `alice:secret,bob:other`, or a JSON object."""
     if text.startswith("{"):
         try:
             pairs = [*json.loads(text).items()]
         except ValueError:
-            raise _invalid_plain_users() from None
+            raise _invalid_plain_users(option) from None
     else:
         parts = (part.strip().partition(":") for part in text.split(","))
         pairs = [(user, password) for user, _, password in parts]
     if not all(isinstance(word, str) and word for pair in pairs for word in pair):
-        raise _invalid_plain_users()
+        raise _invalid_plain_users(option)
     return {user: Secret(password) for user, password in pairs}
 
 
-def _invalid_plain_users() -> ConfigError:
-    return ConfigError("invalid sasl.plain.users: expected user:password pairs separated by commas, or a JSON object")
+def _invalid_plain_users(option: str) -> ConfigError:
+    return ConfigError(f"invalid {option}: expected user:password pairs separated by commas, or a JSON object")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.ports import bind
 from headrace.broker.server.acceptor import Acceptor, connections_max
 from headrace.broker.server.connection import ServerConnection
 from headrace.broker.server.dispatch import Dispatcher
@@ -97,7 +98,7 @@ class Server:
     async def start(self) -> None:
         """Bind all listeners; ports that were 0 are known afterwards."""
         for listener in self.listeners:
-            sock = _bound(listener)
+            sock = bind(listener.host, listener.port, listener.name)
             # Connections inherit these options. asyncio sets TCP_NODELAY only for sockets that it creates.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, size in zip((socket.SO_SNDBUF, socket.SO_RCVBUF), self._buffers, strict=True):
@@ -209,16 +210,3 @@ def _overrides(text: str) -> dict[str, int]:
             raise ConfigError(f"invalid max.connections.per.ip.overrides: cannot resolve {host!r}: {error}") from error
         limits |= {str(row[4][0]): int(number) for row in rows}
     return limits
-
-
-def _bound(listener: Listener) -> socket.socket:
-    """Return a socket bound to the listener's address, or to all IPv4 and IPv6 addresses if it has no host."""
-    host = listener.host or None
-    try:
-        rows = socket.getaddrinfo(host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"listener {listener.name}: cannot resolve {listener.host!r}: {error}") from error
-    family, _, _, _, address = rows[0]
-    if host is None and socket.has_dualstack_ipv6():
-        return socket.create_server(("", listener.port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((str(address[0]), listener.port), family=family)

@@ -1,4 +1,4 @@
-/* What decode.h and encode.h share: numbers of `layout.py`, varints and decimals. These are the inner loops of the Avro
+/* What decode.h and encode.h share: numbers of `layout.py`, and varints. These are the inner loops of the Avro
    codec, without Python; `reference/` defines their behaviour.
 
    A function returns 0, the code of an error of the row (> 0), or a reason to give up on the batch (< 0). After an error
@@ -8,6 +8,7 @@
 #define HEADRACE_AVRO_CODEC_H
 
 #include "columns.h"
+#include "decimals.h"
 
 enum {
     OP_NULL, OP_BOOLEAN, OP_INT, OP_LONG, OP_FLOAT, OP_DOUBLE, OP_INT_TO_LONG, OP_LONG_TO_FLOAT, OP_LONG_TO_DOUBLE,
@@ -28,9 +29,8 @@ enum {
 };
 
 #define HR_ZERO_BYTE_ITEMS_MAX 4096
-#define HR_DECIMAL_BYTES 32
 
-/* ---- varints, decimals ---- */
+/* ---- varints ---- */
 
 static inline int hr_varint(const uint8_t **at, const uint8_t *end, int64_t *value) {
     const uint8_t *p = *at;
@@ -52,24 +52,6 @@ static inline int hr_varint(const uint8_t **at, const uint8_t *end, int64_t *val
     }
     *value = (int64_t)(bits >> 1) ^ -(int64_t)(bits & 1);
     *at = p;
-    return 0;
-}
-
-/* Whether a little-endian number of 32 bytes is below the limit, apart from its sign. */
-static int hr_decimal_fits(const uint8_t *number, const uint8_t *limit) {
-    uint8_t magnitude[HR_DECIMAL_BYTES];
-    int i;
-    memcpy(magnitude, number, HR_DECIMAL_BYTES);
-    if (number[HR_DECIMAL_BYTES - 1] & 0x80) {
-        int carry = 1;
-        for (i = 0; i < HR_DECIMAL_BYTES; i++) {
-            int sum = (uint8_t)~number[i] + carry;
-            magnitude[i] = (uint8_t)sum;
-            carry = sum >> 8;
-        }
-    }
-    for (i = HR_DECIMAL_BYTES - 1; i >= 0; i--)
-        if (magnitude[i] != limit[i]) return magnitude[i] < limit[i];
     return 0;
 }
 

@@ -56,14 +56,7 @@ static inline int hr_piece(hr_decoder *d, const uint8_t **data, int64_t *size) {
 
 static int hr_decode_decimal(hr_decoder *d, const hr_node *node, hr_column *column, const uint8_t *p, int64_t size) {
     uint8_t number[HR_DECIMAL_BYTES];
-    uint8_t sign = size && (p[0] & 0x80) ? 0xFF : 0;
-    int64_t i;
-    memset(number, sign, HR_DECIMAL_BYTES);
-    for (i = 0; i < size; i++) {
-        if (i < HR_DECIMAL_BYTES) number[i] = p[size - 1 - i];
-        else if (p[size - 1 - i] != sign) return ERROR_DECIMAL;
-    }
-    if (size > HR_DECIMAL_BYTES && ((number[HR_DECIMAL_BYTES - 1] ^ sign) & 0x80)) return ERROR_DECIMAL;
+    if (!hr_decimal_read(p, size, number)) return ERROR_DECIMAL;
     if (!hr_decimal_fits(number, d->constants[node->children[0]].data)) return ERROR_DECIMAL;
     HR_TRY(hr_room(column));
     memcpy(column->data + column->length * column->width, number, (size_t)column->width);

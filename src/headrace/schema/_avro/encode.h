@@ -23,12 +23,10 @@ static int hr_encode_decimal(hr_encoder *e, const hr_node *node, const hr_input 
     const uint8_t *p = column->data + (column->first + row) * column->width;
     uint8_t sign = p[column->width - 1] & 0x80 ? 0xFF : 0;
     int64_t size, i;
-    memset(number, sign, HR_DECIMAL_BYTES);
-    memcpy(number, p, (size_t)column->width);
+    hr_decimal_widen(p, column->width, number);
     if (!hr_decimal_fits(number, e->constants[node->children[0]].data)) return ERROR_DECIMAL;
     if (node->op == ENCODE_DECIMAL_BYTES) {
-        for (size = HR_DECIMAL_BYTES; size > 1; size--)
-            if (number[size - 1] != sign || ((number[size - 2] ^ sign) & 0x80)) break;
+        size = hr_decimal_size(number);
         HR_TRY(hr_reserve(e, 10 + size));
         hr_put_varint(e, size);
     } else {

@@ -6,7 +6,6 @@ from enum import IntEnum
 
 ZERO_BYTE_ITEMS_MAX = 4096
 """Items of arrays in one value that take no bytes: their count is not limited by the bytes that are there."""
-DECIMAL_BYTES = 32
 
 
 class Op(IntEnum):

@@ -15,6 +15,7 @@ INT_RANGE = range(-(1 << 31), 1 << 31)
 LONG_RANGE = range(-(1 << 63), 1 << 63)
 COLUMN_BYTES_MAX = (1 << 31) - 1
 """Of Arrow's 32-bit offsets: data of a string column, items of a list column."""
+DECIMAL_BYTES = 32  # in which limits are stored
 
 
 class Kind(IntEnum):
@@ -96,3 +97,8 @@ class KernelError(NamedTuple):
     code: int
     position: int
     node: int
+
+
+def decimal_limit(precision: int) -> bytes:
+    """Return the first absolute value with more digits, as the kernel compares it."""
+    return int(10**precision).to_bytes(DECIMAL_BYTES, "little")

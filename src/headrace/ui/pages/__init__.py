@@ -9,9 +9,10 @@ from headrace.ui.pages import (
     overview,
     pipelines,
     producers,
+    schema,
     topic,
     topics,
     transactions,
 )
 
-PAGES = (overview, topics, topic, messages, producers, transactions, groups, pipelines, faults)
+PAGES = (overview, topics, topic, messages, schema, producers, transactions, groups, pipelines, faults)

@@ -22,6 +22,7 @@ from headrace.client.text_formats import parse_header, parse_pattern, parse_time
 from headrace.errors import ConfigError, HeadraceError
 from headrace.producer.producer import Producer
 from headrace.producer.records import RecordMetadata
+from headrace.schema.types import RecordField
 from headrace.ui import formatting
 from headrace.ui.actions import GRACE_SECONDS, button, in_thread, run_action
 from headrace.ui.elements import (
@@ -50,10 +51,14 @@ from headrace.ui.message_reader import (
     preview,
 )
 from headrace.ui.pages.topic import topic_tabs
+from headrace.ui.schemas import DecodedField
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, paged
 from headrace.ui.view import View
 
 log = logging.getLogger("headrace.ui")
+
+Decoded = dict[RecordField, DecodedField]
+"""Decoded key and value of a message, if they have a schema."""
 
 ROWS_KEPT_MAX = 500
 FOLLOW_SECONDS = 1.0
@@ -173,6 +178,7 @@ class _Browser:
         self._reader: MessageReader | None = None
         self._lock = asyncio.Lock()  # held during a read
         self._rows: deque[FetchedRecord] = deque(maxlen=ROWS_KEPT_MAX)
+        self._decoded: dict[tuple[int, int], Decoded] = {}  # By partition and offset.
         self._is_following = False
         with section("Read messages"):
             self.fields = _Fields()
@@ -234,7 +240,7 @@ class _Browser:
             try:
                 request = self.fields.request(self._topic)
                 self._read_button.props("disabled")
-                result = await in_thread(SECONDS_MAX, lambda: read(request))
+                result, decoded = await in_thread(SECONDS_MAX, lambda: self._decode(read(request)))
             except HeadraceError as error:
                 self._problem.set(str(error))
                 self._status.show("Read failed.")
@@ -246,7 +252,23 @@ class _Browser:
             finally:
                 self._read_button.props(remove="disabled")
             self._problem.set(None)
+            self._keep_decoded(result, decoded)
             self._apply(result, clear=clear)
+
+    def _decode(self, result: ReadResult) -> tuple[ReadResult, list[Decoded]]:
+        """Decode the messages that have a schema, if there is a registry. Runs in a thread."""
+        return result, [] if self._view.schemas is None else self._view.schemas.decode(result.rows)
+
+    def _keep_decoded(self, result: ReadResult, decoded: list[Decoded]) -> None:
+        kept = {(record.partition, record.offset) for record in self._rows}
+        self._decoded = {position: each for position, each in self._decoded.items() if position in kept}
+        for record, each in zip(result.rows, decoded, strict=False):
+            if each:
+                self._decoded[record.partition, record.offset] = each
+
+    def _shown(self, record: FetchedRecord, field: RecordField) -> bytes | None:
+        """Return the key or value to show: decoded, unless the bytes are to be shown."""
+        return shown_bytes(record, field, self._decoded.get((record.partition, record.offset), {}), self._format)
 
     def _apply(self, result: ReadResult, *, clear: bool) -> None:
         if clear:
@@ -290,8 +312,8 @@ class _Browser:
             "partition": str(record.partition),
             "offset": formatting.count(record.offset),
             "time": formatting.moment_ms(record.timestamp),
-            "key": preview(record.key, self._format),
-            "value": preview(record.value, self._format),
+            "key": preview(self._shown(record, "key"), self._format),
+            "value": preview(self._shown(record, "value"), self._format),
             "headers": formatting.count(len(record.headers)),
             "size": formatting.size(len(record.key or b"") + len(record.value or b"")),
             "show": "Show",
@@ -300,11 +322,22 @@ class _Browser:
     def _show(self, row: Row) -> None:
         for record in self._rows:
             if f"{record.partition}-{record.offset}" == row["id"]:
-                _show_details(record, self._format)
+                decoded = self._decoded.get((record.partition, record.offset), {})
+                _show_details(record, decoded, self._format)
                 return
 
 
-def _show_details(record: FetchedRecord, payload_format: PayloadFormat) -> None:
+def shown_bytes(
+    record: FetchedRecord, field: RecordField, decoded: Decoded, payload_format: PayloadFormat
+) -> bytes | None:
+    """Return a key or value as JSON if it was decoded and the format is not that of bytes, else as it is."""
+    each = decoded.get(field)
+    if each is None or each.text is None or payload_format not in (PayloadFormat.AUTO, PayloadFormat.JSON):
+        return record.key if field == "key" else record.value
+    return each.text.encode()
+
+
+def _show_details(record: FetchedRecord, decoded: Decoded, payload_format: PayloadFormat) -> None:
     """Open a dialog with the whole message."""
     title = f"Partition {record.partition}, offset {record.offset:,}, {formatting.moment_ms(record.timestamp)}"
     with ui.dialog(value=True) as dialog, ui.element("div").classes("hr-dialog hr-dialog-wide"):
@@ -312,8 +345,10 @@ def _show_details(record: FetchedRecord, payload_format: PayloadFormat) -> None:
         Text("h2", title)
         choice = Select("Format", _FORMATS, payload_format.value, on_change=lambda: show())
         Text("h3", "Key").classes("hr-heading")
+        _schema_note(decoded, "key")
         key = Text("pre").classes("hr-pre")
         Text("h3", f"Value ({formatting.size(len(record.value or b''))})").classes("hr-heading")
+        _schema_note(decoded, "value")
         value = Text("pre").classes("hr-pre")
         Text("h3", f"Headers ({len(record.headers)})").classes("hr-heading")
         headers = Text("pre").classes("hr-pre")
@@ -322,13 +357,21 @@ def _show_details(record: FetchedRecord, payload_format: PayloadFormat) -> None:
 
     def show() -> None:
         selected = PayloadFormat(choice.value)
-        key.set_text(full_text(record.key, selected))
-        value.set_text(full_text(record.value, selected))
+        key.set_text(full_text(shown_bytes(record, "key", decoded, selected), selected))
+        value.set_text(full_text(shown_bytes(record, "value", decoded, selected), selected))
         lines = [f"{name} = {preview(data, selected)}" for name, data in record.headers]
         headers.set_text("\n".join(lines) or "none")
 
     dialog.on("hide", lambda _: dialog.delete())
     show()
+
+
+def _schema_note(decoded: Decoded, field: RecordField) -> None:
+    """Show the schema of a key or value, or why it could not be decoded."""
+    each = decoded.get(field)
+    if each is not None:
+        note = each.note if each.text is not None else f"Not decoded: {each.note}"
+        Text("p", note).classes("hr-note")
 
 
 # -- produce page --------------------------------------------------------------------------------

@@ -42,7 +42,12 @@ CONFIG_ROWS = 10
 def topic_tabs(name: str, here: str) -> None:
     """Build the tabs of a topic."""
     with ui.element("nav").classes("hr-tabs").props('aria-label="Pages of the topic"'):
-        for label, suffix in (("Partitions", ""), ("Messages", "/messages"), ("Produce", "/produce")):
+        for label, suffix in (
+            ("Partitions", ""),
+            ("Messages", "/messages"),
+            ("Schema", "/schema"),
+            ("Produce", "/produce"),
+        ):
             link = ui.link(label, topic_url(name) + suffix).classes("hr-tab")
             if label == here:
                 link.classes("hr-here").props('aria-current="page"')

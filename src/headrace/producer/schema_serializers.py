@@ -1,0 +1,162 @@
+"""Serializers with a schema registry: keys and values that name their schema.
+
+    dict → one row of the schema's Arrow type → SchemaEncoder → schema id + payload
+    Arrow column → SchemaEncoder → the same for each row
+
+They read the options of `headrace.config.serde_options` and `schema.registry.*` from the producer's configuration.
+Imported only if a producer uses one: the plain serializers do not need pyarrow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.client.caches import LruCache
+from headrace.client.registry import SchemaRegistryClient
+from headrace.client.schema_encoder import SchemaEncoder
+from headrace.client.serde import SerdeRowError, SerdeSettings, registry_from
+from headrace.config.registry_options import PREFIX
+from headrace.config.serde_options import ALIASES, SERDE_OPTIONS
+from headrace.errors import ConfigError, RegistryError, SchemaError, SerializationError
+from headrace.producer.serializers import Serializer
+from headrace.schema.types import SchemaFormat
+from headrace.wire.layout import Header
+
+ROW_ERRORS_SHOWN_MAX = 3
+_ROW_TYPES_MAX = 1_000
+
+
+class SchemaSerializer(Serializer):
+    """Base class of the serializers with a schema registry."""
+
+    format: SchemaFormat
+    has_columns = True
+
+    def __init__(self, registry: SchemaRegistryClient | None = None) -> None:
+        self._registry = registry
+        self._encoder: SchemaEncoder | None = None
+        # By schema id and keys of the dict.
+        self._row_types = LruCache[tuple[int | None, tuple[str, ...]], pa.DataType](_ROW_TYPES_MAX)
+
+    def configure(self, config: Mapping[str, object], is_key: bool) -> None:
+        super().configure(config, is_key)
+        field = "key" if is_key else "value"
+        options = {name: config[name] for name in config if _is_own(name)}
+        format_name = self.format.value.lower()
+        if options.setdefault(f"{field}.format", format_name) != format_name:
+            raise ConfigError(f"{field}.serializer is {format_name}, {field}.format is {options[f'{field}.format']}")
+        settings = SerdeSettings.from_options(options, "key" if is_key else "value")
+        assert settings is not None
+        if self._registry is None:
+            self._registry = registry_from(options)
+        self._encoder = SchemaEncoder(self._registry, settings)
+
+    @property
+    def encoder(self) -> SchemaEncoder:
+        if self._encoder is None:
+            raise ConfigError(f"{type(self).__qualname__} is not configured: pass it to a producer")
+        return self._encoder
+
+    def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
+        if value is None:
+            return None
+        row = _as_row(value)
+        encoder = self.encoder
+        data_type = self._row_type(topic, row)
+        try:
+            column = pa.array([row], data_type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
+            raise self.error(topic, value, f"a value of Arrow type {data_type} ({error})") from error
+        try:
+            encoded, errors = encoder.encode(topic, column)
+        except RegistryError:
+            raise
+        except SchemaError as error:
+            raise self.error(topic, value, f"a value that fits the schema ({error})") from error
+        if errors:
+            raise self.error(topic, value, f"a value that fits the schema ({errors[0].text})")
+        data: bytes = encoded[0].as_py()
+        return data
+
+    def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
+        """Return the encoded column; None if a row cannot be encoded: row by row, the error then names it."""
+        encoded, errors = self.encoder.encode(topic, column)
+        return None if errors else encoded
+
+    def encode_column(self, topic: str, column: pa.Array) -> pa.Array:
+        """Return the encoded column; raises SerializationError if a row cannot be encoded."""
+        encoded, errors = self.encoder.encode(topic, column)
+        if errors:
+            raise self._rows_error(topic, column.type, errors)
+        return encoded
+
+    def _row_type(self, topic: str, row: object) -> pa.DataType:
+        """Return the Arrow type of a value: of a dict, without the fields that it leaves to their defaults."""
+        encoder = self.encoder
+        if encoder.settings.writer is None and encoder.settings.auto_register:
+            raise self.error(topic, row, "an Arrow column, from which a schema can be derived, or writer.schema")
+        schema = encoder.topic_schema(topic, pa.null())
+        keys = tuple(row) if isinstance(row, dict) else ()
+        key = (schema.id, keys)
+        if (known := self._row_types.get(key)) is not None:
+            return known
+        parsed = schema.parsed()
+        data_type = parsed.arrow_type(message=encoder.settings.record_name)
+        if isinstance(row, dict) and pa.types.is_struct(data_type):
+            names = [field.name for field in data_type]
+            if unknown := [name for name in keys if name not in names]:
+                raise self.error(topic, row, f"only fields of the schema ({', '.join(names)}), not {unknown[0]!r}")
+            given = pa.struct([field for field in data_type if field.name in row])
+            try:
+                parsed.encoder(given, encoder.settings.record_name)
+            except SchemaError:  # a nullable field without a default is null
+                given = pa.struct([field for field in data_type if field.name in row or field.nullable])
+            data_type = given
+        return self._row_types.put(key, data_type)
+
+    def _rows_error(self, topic: str, data_type: pa.DataType, errors: list[SerdeRowError]) -> SerializationError:
+        shown = "; ".join(map(str, errors[:ROW_ERRORS_SHOWN_MAX]))
+        name = type(self).__qualname__
+        return SerializationError(
+            f"{name} cannot encode {len(errors):,} rows for topic {topic!r}, none was sent: {shown}",
+            topic=topic,
+            serializer=name,
+            value_type=str(data_type),
+        )
+
+
+class AvroSerializer(SchemaSerializer):
+    """Avro, with the id of its schema."""
+
+    format = SchemaFormat.AVRO
+
+
+class ProtobufSerializer(SchemaSerializer):
+    """Protobuf, with the id of its schema and the position of the message type."""
+
+    format = SchemaFormat.PROTOBUF
+
+
+class JsonSchemaSerializer(SchemaSerializer):
+    """JSON, with the id of its schema."""
+
+    format = SchemaFormat.JSON
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(PREFIX) or name in SERDE_OPTIONS or name in ALIASES
+
+
+def _as_row(value: object) -> Any:
+    """Return a value as Arrow takes it: mappings and dataclasses as dicts."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value

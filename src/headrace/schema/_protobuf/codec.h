@@ -1,0 +1,41 @@
+/* What decode.h and encode.h share: numbers of `layout.py`. They are the inner loops of the Protobuf codec, without Python;
+   `reference/` defines their behaviour.
+
+   A function returns 0, the code of an error of the row (> 0), or a reason to give up on the batch (< 0). */
+
+#ifndef HEADRACE_PROTOBUF_CODEC_H
+#define HEADRACE_PROTOBUF_CODEC_H
+
+#include "columns.h"
+#include "decimals.h"
+
+enum { WIRE_VARINT, WIRE_FIXED64, WIRE_BYTES, WIRE_GROUP, WIRE_END_GROUP, WIRE_FIXED32 };
+
+enum { PRESENCE_IMPLICIT, PRESENCE_EXPLICIT, PRESENCE_REQUIRED, PRESENCE_PACKED };
+
+enum {
+    OP_BOOLEAN, OP_INT32, OP_INT64, OP_UINT32, OP_UINT64, OP_SINT32, OP_SINT64, OP_ENUM, OP_CLOSED_ENUM, OP_BYTES,
+    OP_STRING, OP_MESSAGE, OP_OPAQUE, OP_TIME, OP_DECIMAL, OP_LIST, OP_MAP, OP_SKIP, OP_FIELDS
+};
+
+enum {
+    ENCODE_BOOLEAN, ENCODE_INT32, ENCODE_INT64, ENCODE_UINT32, ENCODE_UINT64, ENCODE_SINT32, ENCODE_SINT64, ENCODE_FLOAT,
+    ENCODE_DOUBLE, ENCODE_FLOAT_TO_DOUBLE, ENCODE_ENUM, ENCODE_CLOSED_ENUM, ENCODE_BYTES, ENCODE_STRING, ENCODE_MESSAGE,
+    ENCODE_GROUP, ENCODE_TIME, ENCODE_DECIMAL, ENCODE_LIST, ENCODE_PACKED_LIST, ENCODE_MAP, ENCODE_ONEOF, ENCODE_FIELDS
+};
+
+enum {
+    ERROR_TRUNCATED = 1, ERROR_VARINT, ERROR_TAG, ERROR_GROUP, ERROR_UTF8, ERROR_REQUIRED, ERROR_COUNT, ERROR_TIME,
+    ERROR_DECIMAL, ERROR_RANGE, ERROR_SYMBOL, ERROR_NULL, ERROR_ONEOF, ERROR_SKIP
+};
+
+#define HR_GROUP_DEPTH_MAX 100
+#define HR_ITEM_CELLS_MAX 4194304
+#define HR_BATCH_CELLS_MAX 134217728
+
+#define HR_TAG(node) ((uint32_t)(node)->size)
+#define HR_WIRE(node) ((int)((node)->size & 7))
+#define HR_ONEOF(node) ((int32_t)(((node)->size >> 32) & 0x7FFF) - 1)
+#define HR_PRESENCE(node) ((int)((node)->size >> 48))
+
+#endif
