@@ -353,7 +353,8 @@ class MockProducer(TransactionScope):
             self._check_state("send_offsets_to_transaction", State.IN_TRANSACTION)
             if offsets:
                 metadata = group if isinstance(group, GroupMetadata) else group.group_metadata()
-                self._uncommitted_offsets.setdefault(metadata.group_id, {}).update(offsets)
+                named = {(topic, number): offset for (topic, number), offset in offsets.items()}
+                self._uncommitted_offsets.setdefault(metadata.group_id, {}).update(named)
 
     def commit_transaction(self) -> None:
         with self._transactional("commit_transaction"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from headrace.types import OffsetAndMetadata
+from headrace.types import OffsetAndMetadata, TopicPartition
 from headrace.wire.layout import NO_TIMESTAMP, Header
 
 Headers = Iterable[Header] | Mapping[str, bytes | None] | None
@@ -60,7 +60,7 @@ def _check_not_negative(field: str, value: object) -> None:
 
 
 Offset = int | tuple[int, str] | OffsetAndMetadata
-Offsets = Mapping[tuple[str, int], Offset]
+Offsets = Mapping[tuple[str, int], Offset] | Mapping[TopicPartition, Offset]
 """(topic, partition) → the next offset to read, optionally with metadata."""
 
 

@@ -279,8 +279,9 @@ class TransactionManager:
             if self.state is not State.IN_TRANSACTION:
                 raise IllegalStateError(f"send_offsets_to_transaction() while the producer is {self.state}")
             result = PendingResult("send_offsets_to_transaction")
+            named = {(topic, number): offset for (topic, number), offset in offsets.items()}
             make_request = CommitOffsets if self.v2_enabled else AddOffsets
-            pending = self._pending_with(make_request(self, dict(offsets), group, result))
+            pending = self._pending_with(make_request(self, named, group, result))
             # No call from here on: see _queue_operation.
             self._pending = pending
             self.transaction_started = self.transaction_started or self.v2_enabled
