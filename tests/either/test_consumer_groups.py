@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.client.admin import AdminClient
+from headrace.types import TopicPartition
 from headrace.wire.api import ApiKey, request_class
-from headrace.wire.consumer_protocol import ConsumerProtocolSubscription, decode_assignment
+from headrace.wire.consumer_protocol import ConsumerProtocolSubscription, decode_assignment, encode_assignment
 from headrace.wire.schema import Message
 from tests.support.comparison.comparing import request
 from tests.support.peers.broker import Broker
@@ -309,10 +310,8 @@ def test_a_classic_group_is_upgraded_and_downgraded_alike(scenarios):
 
 
 def _assignment(topic: str, indexes: list[int]) -> bytes:
-    from headrace.wire.consumer_protocol import encode_assignment
-
-    data = encode_assignment({topic: indexes}, 1)
-    assert decode_assignment(data).assigned_partitions
+    data = encode_assignment([TopicPartition(topic, index) for index in indexes], version=1)
+    assert decode_assignment(data)
     return data[2:]
 
 

@@ -61,8 +61,7 @@ class ClassicClient:
         await self._rig.clock.run()
         result = synced.result()
         if not result.error_code:
-            rows = decode_assignment(result.assignment).assigned_partitions
-            self.owned = {(row.topic, index) for row in rows for index in row.partitions}
+            self.owned = set(decode_assignment(result.assignment))
 
 
 async def classic_group(rig: ConsumerRig, count: int) -> list[ClassicClient]:
@@ -81,8 +80,7 @@ async def classic_group(rig: ConsumerRig, count: int) -> list[ClassicClient]:
     syncs = [rig.sync(member.id, member.generation, parts) for member in members]
     await rig.clock.run()
     for member, sync in zip(members, syncs, strict=True):
-        rows = decode_assignment(sync.result().assignment).assigned_partitions
-        member.owned = {(row.topic, index) for row in rows for index in row.partitions}
+        member.owned = set(decode_assignment(sync.result().assignment))
     return members
 
 

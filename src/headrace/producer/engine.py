@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
+from headrace.client.plugins import PluginLoader, is_for_application
 from headrace.config import Config
 from headrace.config.clock import Clock
 from headrace.errors import (
@@ -40,15 +41,15 @@ from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricsObserver, ProducerMetrics, Transaction
 from headrace.producer.partitioners import AdaptiveSticky
 from headrace.producer.pipeline import SendPipeline
-from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
-from headrace.producer.records import Delivery, GroupMetadata, Offsets, PreparedRecord, ProducerRecord
+from headrace.producer.records import Delivery, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.sender import Sender
-from headrace.producer.settings import PrefixedLogger, ProducerSettings
+from headrace.producer.settings import ProducerSettings, producer_log
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transactions import TransactionManager
 from headrace.telemetry.listeners import SnapshotSource
+from headrace.types import GroupMember, GroupMetadata
 from headrace.wire.records import record_bytes_max
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class SendEngine:
         self.config = config
         self._creates_topics = creates_topics
         self.clock = clock
-        self.log = PrefixedLogger(config.of(str, "client.id"), config.optional(str, "transactional.id"))
+        self.log = producer_log(config.of(str, "client.id"), config.optional(str, "transactional.id"))
         self._closed = False
         self._forked = False
         self._cluster_seen_ms = clock.monotonic_ms()
@@ -402,11 +403,12 @@ class SendEngine:
         with self._transactional("begin_transaction", "begin") as manager:
             manager.begin_transaction()
 
-    def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
         """Commit consumer offsets with the transaction."""
         with self._transactional("send_offsets_to_transaction", "send-offsets") as manager:
             if offsets:
-                manager.begin_send_offsets(offsets, group_metadata).wait(self.settings.max_block_ms)
+                metadata = group if isinstance(group, GroupMetadata) else group.group_metadata()
+                manager.begin_send_offsets(offsets, metadata).wait(self.settings.max_block_ms)
 
     def commit_transaction(self) -> PendingResult:
         """Send all queued records and commit."""

@@ -28,12 +28,14 @@ from headrace.broker.groups.consumer_settings import ConsumerSettings
 from headrace.broker.groups.group import Group, GroupMember, GroupState
 from headrace.broker.groups.records import KeyValue, consumer_record, group_record, group_tombstone
 from headrace.errors import BrokerError, Code, WireError
+from headrace.types import TopicPartition
 from headrace.wire.consumer_protocol import (
     PROTOCOL_TYPE,
     ProtocolTopicPartition,
     decode_assignment,
     decode_subscription,
     encode_assignment,
+    partitions_by_topic,
     protocol_version,
 )
 
@@ -83,7 +85,7 @@ def upgrade(group: Group, topics: Topics) -> tuple[ConsumerGroup, list[KeyValue]
 
 def _upgraded_member(group: Group, member: GroupMember, topics: Topics) -> ConsumerMember:
     subscription = decode_subscription(member.metadata(group.protocol_name) or next(iter(member.protocols.values())))
-    assignment = decode_assignment(member.assignment)
+    assigned = decode_assignment(member.assignment)
     return ConsumerMember(
         member.id,
         member.instance_id,
@@ -97,7 +99,7 @@ def _upgraded_member(group: Group, member: GroupMember, topics: Topics) -> Consu
         previous_epoch=group.generation,
         assigned={
             topic_id: dict.fromkeys(sorted(indexes), group.generation)
-            for topic_id, indexes in partitions_by_id(assignment.assigned_partitions, topics).items()
+            for topic_id, indexes in partitions_by_id(partitions_by_topic(assigned), topics).items()
         },
     )
 
@@ -110,12 +112,13 @@ def partitions_by_id(rows: Iterable[ProtocolTopicPartition], topics: Topics) -> 
 def encode_classic_assignment(member: ConsumerMember, assigned: Mapping[bytes, Iterable[int]], topics: Topics) -> bytes:
     """Return an assignment for a classic consumer, in the version of its subscription."""
     assert member.classic is not None
-    partitions = {
-        topics.by_id[topic_id].name: sorted(indexes)
+    partitions = (
+        TopicPartition(topics.by_id[topic_id].name, index)
         for topic_id, indexes in assigned.items()
         if topic_id in topics.by_id
-    }
-    return encode_assignment(partitions, protocol_version(member.classic.protocols[0][1]))
+        for index in sorted(indexes)
+    )
+    return encode_assignment(partitions, version=protocol_version(member.classic.protocols[0][1]))
 
 
 # -- downgrade -----------------------------------------------------------------------------------
