@@ -12,7 +12,6 @@ import uuid
 from decimal import Decimal
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -157,6 +156,7 @@ def test_avro_takes_values_that_lose_nothing(schema, value, as_fastavro):
 
 
 def test_avro_keeps_the_nanoseconds_of_pandas():
+    pd = pytest.importorskip("pandas")
     encode = avro({"type": "long", "logicalType": "timestamp-nanos"})
     assert encode(pd.Timestamp(1_234_567_891, tz="UTC")) == fastavro_bytes("long", 1_234_567_891)
 
@@ -257,7 +257,11 @@ DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2
         (NESTED, {"id": 1, "inner": {"count": "x"}}, r"^field inner\.count: expected an integer, got str$"),
         (NESTED, {"id": 1, "inner": {}}, r"^field inner\.count: no value, and the Avro schema has no default; add"),
         (NESTED, {"id": None, "inner": {"count": 1}}, r"^field id: null in a field that is not nullable$"),
-        (NESTED, {"id": 1, "inner": {"cuont": 1, "count": 1}}, r"^field inner: no field 'cuont' in the schema, only cu"),
+        (
+            NESTED,
+            {"id": 1, "inner": {"cuont": 1, "count": 1}},
+            r"^field inner: no field 'cuont' in the schema, only cu",
+        ),
         (NESTED, {"id": 2**31, "inner": {"count": 1}}, r"^field id: an integer is out of range$"),
         (NESTED, {"id": 1, "inner": None}, r"^field inner: null in a field"),
         (NESTED, "text", r"^value: expected record Outer as a dict, a mapping or a dataclass, got str$"),

@@ -102,10 +102,10 @@ class SchemaRegistryClient:
     def get_latest(self, subject: str, *, format: str | None = None) -> RegisteredSchema:
         """Return the latest version of a subject; an older one if the registry is unavailable."""
         key = (subject, format)
-        now_ms = self._clock.monotonic_ms()
+        if (known := self.known_latest(subject, format=format)) is not None:
+            return known
         cached = self._latest.get(key)
-        if cached is not None and now_ms - cached[0] < self.settings.latest_ttl_ms:
-            return cached[1]
+        now_ms = self._clock.monotonic_ms()
         try:
             schema = self._get_version(subject, LATEST, format=format)
         except RegistryUnavailableError as error:
@@ -115,6 +115,13 @@ class SchemaRegistryClient:
             log.warning("continuing with version %s of subject %s: %s", schema.version, subject, error)
         self._latest.put(key, (now_ms, schema))
         return schema
+
+    def known_latest(self, subject: str, *, format: str | None = None) -> RegisteredSchema | None:
+        """Return the latest version of a subject if `get_latest` need not request it."""
+        cached = self._latest.get((subject, format))
+        if cached is None or self._clock.monotonic_ms() - cached[0] >= self.settings.latest_ttl_ms:
+            return None
+        return cached[1]
 
     def get_version(
         self, subject: str, version: int, *, deleted: bool = False, format: str | None = None

@@ -14,7 +14,7 @@ import decimal
 import struct
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from headrace.errors import SchemaError
 from headrace.schema import values
@@ -143,7 +143,9 @@ def _map(schema: MapType, path: str) -> ValueEncoder:
 
 # -- unions ----------------------------------------------------------------------------------------
 
-Branch = tuple[bytes, ValueEncoder]
+Branch: TypeAlias = tuple[bytes, ValueEncoder]
+"""The index of a branch as it is encoded, and the function for its values."""
+_VALUE_TYPES_MAX = 1_000
 
 
 def _union(schema: UnionType, path: str) -> ValueEncoder:
@@ -186,9 +188,6 @@ def _union(schema: UnionType, path: str) -> ValueEncoder:
     return encode
 
 
-_VALUE_TYPES_MAX = 1_000
-
-
 def _nullable(null: bytes | None, member: Branch, by_name: Mapping[str, Branch | None], path: str) -> ValueEncoder:
     prefix, encode_member = member
 
@@ -220,7 +219,8 @@ def _named(by_name: Mapping[str, Branch | None], value: tuple[Any, ...]) -> Bran
 
 def _branches_for(value: object, types: list[AvroSchema], members: list[Branch]) -> list[Branch]:
     """Return the branches to try for a value: those of its own type first, each in the order of the schema."""
-    native, others = [], []
+    native: list[Branch] = []
+    others: list[Branch] = []
     for branch_type, member in zip(types, members, strict=True):
         (native if isinstance(value, _native_types(branch_type)) else others).append(member)
     if isinstance(value, bool):  # an int in Python
@@ -397,7 +397,7 @@ def _bytes(path: str) -> ValueEncoder:
     def encode(value: Any) -> bytes:
         if value is None:
             raise failed(path, _NULL_TEXT)
-        data = value if type(value) is bytes else values.to_bytes(path, value)
+        data = values.to_bytes(path, value)
         return zigzag(len(data)) + data
 
     return encode

@@ -179,7 +179,7 @@ def _encoded_default(kind: str) -> bytes:
 
 def _list(tag: bytes, encode_value: ValueEncoder, path: str) -> ValueEncoder:
     def encode(value: Any) -> bytes:
-        parts = []
+        parts: list[bytes] = []
         for item in values.to_items(path, value):
             if item is None:
                 raise failed(path, _NULL_TEXT)
