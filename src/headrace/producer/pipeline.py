@@ -84,6 +84,15 @@ class SendPipeline:
                 on_delivery.partition = partition
         return PreparedRecord(partition, record.timestamp_ms, key, value, headers, choose_again)
 
+    def is_ready(self, topic: str) -> bool:
+        """Return whether the serializers need no request over the network for a topic."""
+        return self._key_serializer.is_ready(topic) and self._value_serializer.is_ready(topic)
+
+    def prepare_topic(self, topic: str) -> None:
+        """Make the requests that the serializers need for a topic, such as those to a schema registry."""
+        self._key_serializer.prepare(topic)
+        self._value_serializer.prepare(topic)
+
     def serialize(
         self, topic: str, key: object, value: object, headers: list[Header]
     ) -> tuple[bytes | None, bytes | None]:

@@ -39,6 +39,13 @@ class Serializer:
         """Return the bytes of `value`. The serializer may add to `headers`, the record's headers."""
         raise NotImplementedError(f"{type(self).__qualname__} must define serialize")
 
+    def is_ready(self, topic: str) -> bool:
+        """Return whether `serialize` needs no request over the network for this topic."""
+        return True
+
+    def prepare(self, topic: str) -> None:
+        """Make the requests that `serialize` needs for a topic: AsyncProducer calls it in a thread."""
+
     def encode_column(self, topic: str, column: pa.Array) -> pa.Array:
         """Return a column as bytes; raises SerializationError if a row cannot be serialized."""
         raise NotImplementedError(f"{type(self).__qualname__} sets has_columns, so it must define encode_column")
