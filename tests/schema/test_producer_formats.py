@@ -125,7 +125,9 @@ def test_a_value_that_does_not_fit_is_named(options, value, message):
 
 def test_single_values_need_a_schema_even_with_auto_register(server, options):
     producer = MockProducer({**options, "schema.auto.register": "true"})
-    with pytest.raises(errors.ConfigError, match=r"derives one from Arrow columns only; set writer\.schema to the text"):
+    with pytest.raises(
+        errors.ConfigError, match=r"derives one from Arrow columns only; set writer\.schema to the text"
+    ):
         sent(producer, ANN)
     assert server.requests == []
 
