@@ -15,13 +15,13 @@ SPARK := tests/spark tests/docs tests/schema/test_page.py
 LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
-	bench-wire bench-schema bench-producer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
+	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
 	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
-	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
+	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
@@ -44,7 +44,7 @@ demo: .venv/.ready .venv/.kernel
 
 # All tests but the slow ones of Spark and the live view. Three groups run at a time, because tests mostly wait; the
 # output of a group is printed when it is done. Groups are started in this order: the longest first.
-TEST_GROUPS := broker spark-processes cli-ui docs-either spark faults units-compiled kafka units-python
+TEST_GROUPS := broker spark-processes cli-ui docs-either spark schema faults units-compiled kafka units-python
 .PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel
 	@echo "test: $(words $(TEST_GROUPS)) groups, about 15 minutes; each prints its output when it is done"
@@ -73,7 +73,10 @@ test-group-spark:
 
 test-group-docs-either:
 	@$(PYTEST) $(NOT_SLOW) tests/docs
-	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit tests/schema
+	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit
+
+test-group-schema:
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/schema
 
 test-group-broker:
 	@$(WITH_KERNEL) $(PYTEST) tests/broker
@@ -123,12 +126,15 @@ bench: bench-wire bench-producer bench-broker
 bench-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.wire
 
-# Avro, Protobuf and JSON to and from Arrow columns, beside other libraries.
+# Avro, Protobuf and JSON to and from Arrow columns, beside other libraries; then Avro topics in Spark.
 bench-schema: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.schema; first=$$?; $(BIN)/python -m bench.spark_schema && exit $$first
 
 bench-producer: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.producer
+
+bench-consumer: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.consumer
 
 bench-broker: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.broker

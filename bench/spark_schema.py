@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 4_000_000
-ROWS_OF_FASTAVRO = 400_000
+ROWS_OF_FASTAVRO = 1_000_000
 PARTITIONS = 4
 PREFIX_BYTES = 5
 SOURCE_TARGET = 1.0  # million rows/s

@@ -5,9 +5,10 @@
     HeadraceError
     ├── RetriableError                  temporary: the same call may succeed later
     ├── AbortableError                  the transaction must be aborted; then the producer can continue
-    ├── FatalError                      the producer cannot continue: close it
+    ├── FatalError                      the producer or consumer cannot continue: close it
     ├── ConfigError                     an option is unknown, out of range, or contradicts another one
     ├── SerializationError              a serializer does not accept a key or value
+    ├── DeserializationError            a deserializer does not accept the bytes of a key or value
     ├── WireError                       bytes that violate the protocol
     │   ├── MalformedError              bytes that cannot be decoded
     │   └── CorruptBatchError           a batch whose checksum or count is wrong
@@ -22,7 +23,11 @@
     ├── TimedOutError                   a wait timed out (also a TimeoutError)
     │   └── BufferExhaustedError        buffer.memory was full for max.block.ms
     ├── RecordTooLargeError             a record larger than max.request.size or buffer.memory
-    ├── IoThreadError                   the producer's I/O thread died
+    ├── IoThreadError                   the I/O thread of a producer or consumer died
+    ├── WakeupError                     `wakeup()` interrupted a consumer's call
+    ├── NoOffsetError                   a partition without a committed offset, and auto.offset.reset=none
+    ├── LogTruncationError              records that were read are not in the log any more (auto.offset.reset=none)
+    ├── CommitFailedError               the group has assigned the partitions to another member
     ├── SchemaError                     a schema, or data that do not fit their schema
     │   ├── SchemaFramingError          a value without a valid schema id
     │   └── RegistryError               the schema registry returned an error (`error.status`, `error.code`)
@@ -49,7 +54,14 @@
         ├── OutOfOrderSequenceError     a gap in a producer's sequence numbers (AbortableError)
         ├── TransactionAbortableError   the broker asks for an abort (KIP-890) (AbortableError)
         ├── InvalidTxnStateError, InvalidPidMappingError, TransactionTimeoutError (FatalError)
-        └── UnknownProducerIdError      the broker has no state of the producer id
+        ├── UnknownProducerIdError      the broker has no state of the producer id
+        ├── OffsetOutOfRangeError       the log does not have the offset
+        ├── RebalanceInProgressError    the group rebalances: poll, then repeat the call
+        ├── UnknownMemberIdError, IllegalGenerationError, FencedMemberEpochError, StaleMemberEpochError
+        │                               the group has removed the member, or has rebalanced without it
+        ├── FencedInstanceIdError       another consumer uses the group.instance.id (FatalError)
+        └── InconsistentGroupProtocolError, UnsupportedAssignorError, InvalidGroupIdError,
+            InvalidSessionTimeoutError, GroupMaxSizeReachedError, UnreleasedInstanceIdError (FatalError)
 
 `BrokerError(message, code=...)` makes an instance of the class of that code, so that callers can catch it by name.
 
@@ -85,7 +97,7 @@ class AbortableError(HeadraceError):
 
 
 class FatalError(HeadraceError):
-    """The producer cannot continue: close it."""
+    """The producer or consumer cannot continue: close it."""
 
 
 class ConfigError(HeadraceError):
@@ -102,6 +114,22 @@ class SerializationError(HeadraceError):
         self.topic = topic
         self.serializer = serializer
         self.value_type = value_type
+
+
+class DeserializationError(HeadraceError):
+    """A deserializer does not accept the bytes of a key or value: see `partition` and `offset`.
+
+    The position of the partition is that of the record: seek to the next one to skip it.
+    """
+
+    _fields = ("deserializer", "topic", "partition", "offset")
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int, deserializer: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.deserializer = deserializer
 
 
 class WireError(HeadraceError):
@@ -170,7 +198,23 @@ class RecordTooLargeError(HeadraceError):
 
 
 class IoThreadError(HeadraceError):
-    """The producer's I/O thread died of `__cause__`. Close the producer and create a new one."""
+    """The I/O thread of a producer or consumer died of `__cause__`. Close the client and create a new one."""
+
+
+class WakeupError(HeadraceError):
+    """`wakeup()` interrupted a call of a consumer."""
+
+
+class NoOffsetError(HeadraceError):
+    """A partition has no committed offset, and auto.offset.reset is none."""
+
+
+class LogTruncationError(HeadraceError):
+    """The log lost records that were read, after an unclean election; auto.offset.reset is none (KIP-320)."""
+
+
+class CommitFailedError(HeadraceError):
+    """Offsets could not be committed: the group has rebalanced, and another member may own the partitions."""
 
 
 class SchemaError(HeadraceError):
@@ -565,3 +609,55 @@ class TransactionTimeoutError(BrokerError, FatalError, code=Code.INVALID_TRANSAC
 
 class UnknownProducerIdError(BrokerError, code=Code.UNKNOWN_PRODUCER_ID):
     """The partition has no state of the producer id."""
+
+
+class OffsetOutOfRangeError(BrokerError, code=Code.OFFSET_OUT_OF_RANGE):
+    """The log does not have the offset."""
+
+
+class RebalanceInProgressError(BrokerError, code=Code.REBALANCE_IN_PROGRESS):
+    """The group rebalances: call `poll`, then repeat the call."""
+
+
+class UnknownMemberIdError(BrokerError, code=Code.UNKNOWN_MEMBER_ID):
+    """The group does not have the member: its session has expired, or it has left."""
+
+
+class IllegalGenerationError(BrokerError, code=Code.ILLEGAL_GENERATION):
+    """The group has rebalanced without the member."""
+
+
+class FencedMemberEpochError(BrokerError, code=Code.FENCED_MEMBER_EPOCH):
+    """The coordinator has fenced the member (KIP-848)."""
+
+
+class StaleMemberEpochError(BrokerError, code=Code.STALE_MEMBER_EPOCH):
+    """The epoch of the member is not the current one (KIP-848)."""
+
+
+class FencedInstanceIdError(BrokerError, FatalError, code=Code.FENCED_INSTANCE_ID):
+    """Another consumer uses the same group.instance.id."""
+
+
+class UnreleasedInstanceIdError(BrokerError, FatalError, code=Code.UNRELEASED_INSTANCE_ID):
+    """The group.instance.id is in use by another member (KIP-848)."""
+
+
+class InconsistentGroupProtocolError(BrokerError, FatalError, code=Code.INCONSISTENT_GROUP_PROTOCOL):
+    """The members of the group have no assignor in common, or the group is of another type."""
+
+
+class UnsupportedAssignorError(BrokerError, FatalError, code=Code.UNSUPPORTED_ASSIGNOR):
+    """The broker does not have the assignor of group.remote.assignor."""
+
+
+class InvalidGroupIdError(BrokerError, FatalError, code=Code.INVALID_GROUP_ID):
+    """The broker does not accept the group.id."""
+
+
+class InvalidSessionTimeoutError(BrokerError, FatalError, code=Code.INVALID_SESSION_TIMEOUT):
+    """session.timeout.ms is outside the range of the broker."""
+
+
+class GroupMaxSizeReachedError(BrokerError, FatalError, code=Code.GROUP_MAX_SIZE_REACHED):
+    """The group has as many members as the broker allows."""

@@ -77,6 +77,7 @@ def consumed(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.behaviour("R04")
 def test_lines_of_json_are_sent_as_avro_and_printed_as_json(produced, registry, topic, at, tmp_path):
     file = tmp_path / "order.avsc"
     file.write_text(json.dumps(ORDER))
@@ -168,3 +169,11 @@ def test_options_of_the_registry_may_be_in_a_file(produced, registry, topic, at,
     )
     produced(topic, "--config", file, text='"x"\n')
     assert consumed(topic, "--config", file) == ["x"]
+
+
+@pytest.mark.parametrize(("line", "reason"), [(b"nonsense", "not JSON: "), (b"\xff\xfe1\x00", "not JSON in UTF-8: ")])
+def test_a_line_that_is_not_json_is_named_as_such(at, topic, registry, tmp_path, line, reason):
+    registry.add(f"{topic}-value", '"long"')
+    path = tmp_path / "numbers"
+    path.write_bytes(b"5\n" + line + b"\n")
+    assert f"record 2 of the input: value: {reason}" in refused(1, "produce", *at, topic, path)

@@ -24,8 +24,6 @@ from headrace.client.serde import SerdeSettings
 from headrace.schema import SchemaFormat
 from tests.support import avro_types, json_types, protobuf_types
 
-pytestmark = pytest.mark.behaviour("R02")
-
 EXAMPLES = settings(
     max_examples=15,
     deadline=None,
@@ -62,6 +60,7 @@ def read_and_write(ours, format: SchemaFormat, topic: str, values: list[bytes], 
     return column, encoded.to_pylist()
 
 
+@pytest.mark.behaviour("R02")
 @EXAMPLES
 @given(data=st.data())
 def test_avro_values_are_confluents(ours, theirs, data):
@@ -75,6 +74,7 @@ def test_avro_values_are_confluents(ours, theirs, data):
     assert encoded == values
 
 
+@pytest.mark.behaviour("R02")
 @EXAMPLES
 @given(seed=st.integers(0, 2**32))
 def test_protobuf_values_are_confluents(ours, theirs, seed):
@@ -92,6 +92,7 @@ def test_protobuf_values_are_confluents(ours, theirs, seed):
     assert [deserialize(value, context) for value in encoded] == messages
 
 
+@pytest.mark.behaviour("R02")
 @EXAMPLES
 @given(data=st.data())
 def test_json_values_are_confluents(ours, theirs, data):

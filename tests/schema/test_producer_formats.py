@@ -204,6 +204,7 @@ def test_a_serializer_without_a_registry_is_refused():
         MockProducer({"value.serializer": "avro"})
 
 
+@pytest.mark.behaviour("R04")
 def test_records_are_read_with_the_types_they_were_sent_with(broker, options, server):
     config = {**options, "bootstrap.servers": broker.bootstrap, "key.serializer": "avro"}
     with Producer(config) as producer:
@@ -240,6 +241,7 @@ def test_records_are_read_with_the_types_they_were_sent_with(broker, options, se
     assert sum(len(typed.value_errors) for typed in batches) == 1
 
 
+@pytest.mark.behaviour("R04")
 @pytest.mark.parametrize("as_table", [True, False])
 def test_send_arrow_takes_struct_columns(broker, options, server, as_table):
     topic = f"columns-{as_table}".lower()
@@ -267,3 +269,11 @@ def test_send_arrow_sends_nothing_if_a_row_does_not_fit(broker, options, server)
             producer.send_arrow("bad", rows)
     with Fetcher(broker.bootstrap) as fetcher:
         assert fetcher.end_offsets([partition]) == {partition: 1}
+
+
+@pytest.mark.parametrize("serializer", ["json", "bytes"])
+def test_a_format_that_the_serializer_does_not_write_is_an_error(broker, server, serializer):
+    given = {"bootstrap.servers": broker.bootstrap, "schema.registry.url": server.url, "value.format": "json"}
+    with pytest.raises(errors.ConfigError, match=r"value\.format is set, .*json-schema"):
+        Producer({**given, "value.serializer": serializer})
+    Producer({**given, "value.format": "none", "value.serializer": serializer}).close()

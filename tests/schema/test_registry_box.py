@@ -116,6 +116,7 @@ def test_the_topic_has_the_records_of_confluents_registry(own):
     ]
 
 
+@pytest.mark.behaviour("R05")
 def test_a_kill_loses_nothing_that_was_acknowledged(own):
     url = own.schema_registry_url
     client = SchemaRegistryClient(url)
@@ -135,6 +136,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(own):
     assert [call(url, path) for path in paths] == before
 
 
+@pytest.mark.behaviour("R05")
 def test_compaction_keeps_the_state_and_ids_are_not_reused(tmp_path):
     options = {"log.cleaner.backoff.ms": "100", "log.retention.check.interval.ms": "100"}
     with EmbeddedBroker(options, data_dir=tmp_path / "data") as broker:
@@ -162,6 +164,34 @@ def test_compaction_keeps_the_state_and_ids_are_not_reused(tmp_path):
         client = SchemaRegistryClient(broker.start_schema_registry())
         assert client.get_latest("kept-value").id == 1
         assert client.register("new-value", Schema('"long"')).id == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"schema": '{"type":"string","doc":"\ud800"}'},
+        {"schema": r'{"type":"string","doc":"\ud800"}'},
+        {"schema": r'{"type":"string","title":"\ud800"}', "schemaType": "JSON"},
+        {"schema": '"string"', "metadata": {"properties": {"a": "\ud800"}}},
+        {"schema": '{"type":"string","maximum":NaN}'},
+        {"schema": '{"type":"string","maximum":1e999}'},
+    ],
+)
+def test_a_schema_that_is_not_unicode_or_json_is_refused_and_not_stored(box, subject, body):
+    status, error = call(box.schema_registry_url, f"/subjects/{subject}/versions", body, "POST")
+    assert status in (400, 422), error
+    assert call(box.schema_registry_url, f"/subjects/{subject}/versions")[0] == 404
+
+
+def test_a_record_that_is_not_unicode_does_not_keep_the_broker_from_starting(own):
+    key = {"keytype": "SCHEMA", "subject": "theirs", "version": 1, "magic": 1}
+    value = {"subject": "theirs", "version": 1, "id": 1, "schema": '{"type":"string","doc":"\ud800"}'}
+    with Producer(bootstrap_servers=own.bootstrap) as producer:
+        producer.send(TOPIC, json.dumps(value).encode(), key=json.dumps(key).encode()).result(READ_SECONDS_MAX)
+    own.kill()
+    own.start()
+    client = SchemaRegistryClient(own.schema_registry_url)
+    assert client.register("ours", Schema(USER)).id == 1
 
 
 def test_what_another_registry_writes_to_the_topic_is_served(own):
@@ -281,6 +311,7 @@ def test_metadata_is_kept_and_finds_a_version(box, subject):
     assert (status, version["version"], version["metadata"]) == (200, 1, {"properties": {"major": "1"}})
 
 
+@pytest.mark.behaviour("R05")
 @pytest.mark.parametrize("kind", ["avro", "json", "protobuf"])
 def test_confluents_serializers_and_deserializers_work_end_to_end(box, kind, subject):
     from confluent_kafka.schema_registry import SchemaRegistryClient as ConfluentClient

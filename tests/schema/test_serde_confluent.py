@@ -91,6 +91,7 @@ def test_confluents_avro_deserializer_reads_encoded_columns(apicurio_client, con
     assert values.to_pylist() == [serialize(each, context(topic)) for each in orders]
 
 
+@pytest.mark.behaviour("R02")
 def test_a_batch_of_old_and_new_schemas_is_read_as_the_latest(apicurio_client, confluent_client, topic):
     old, new = (AvroSerializer(confluent_client, json.dumps(schema), conf=BY_TOPIC) for schema in (ORDER, NEWER))
     values = [

@@ -38,6 +38,7 @@ def record(value, key=None, headers=()):
     return FetchedRecord("orders", 0, 0, 0, key, value, tuple(headers))
 
 
+@pytest.mark.behaviour("R04")
 def test_each_message_is_decoded_with_its_own_schema(registry):
     payload = fastavro_bytes(V1, {"id": 9})
     guid = framing.encode_guid(registry.guid(1))

@@ -28,8 +28,6 @@ from tests.support.scripted_registry import SmallRegistry
 from tests.support.topics import unique
 from tests.support.typed_records import ORDER
 
-pytestmark = pytest.mark.behaviour("R03")
-
 SCHEMA = {
     "type": "record",
     "name": "Order",
@@ -135,6 +133,7 @@ def test_without_a_format_strings_are_sent_as_before(options, topic):
 # -- planning --------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("R03")
 def test_columns_that_never_fit_are_an_error_before_any_row(options, topic):
     wrong = types.StructType().add("id", "string").add("state", "string")
 
@@ -222,6 +221,23 @@ def test_bad_rows_become_dead_letters_with_the_row_as_json(options, topic, headr
     assert "id" in headers["headrace.error"]
     assert headers["headrace.topic"] == topic
     assert headers["headrace.where"] == "task 0, row 2"
+
+
+def test_a_bad_row_with_a_date_after_the_year_9999_becomes_a_dead_letter(options, registry, headrace_broker):
+    dead = headrace_broker.create_topic(unique("dead"))
+    topic = headrace_broker.create_topic(unique("dated"))
+    day = {"name": "day", "type": {"type": "int", "logicalType": "date"}}
+    registry.add(f"{topic}-value", json.dumps({**SCHEMA, "fields": [{"name": "id", "type": "int"}, day]}))
+    rows = pa.StructArray.from_arrays(
+        [pa.array([2**40]), pa.array([3_000_000], pa.int32()).cast(pa.date32())], ["id", "day"]
+    )
+    schema = columns_of(types.StructType().add("id", "long").add("day", "date"))
+    given = options(topic=topic, on__bad__row="dead-letter", dead__letter__topic=dead)
+    plan = ColumnPlan(given, sink.plan(given, schema), "task 0", lambda topic, highest: 1)
+
+    (sending,) = plan.prepare(pa.RecordBatch.from_arrays([rows], ["value"]))
+
+    assert json.loads(sending.columns["value"][0].as_py()) == {"id": 2**40, "day": "3000000 (date32[day])"}
 
 
 # -- a topic in each row ---------------------------------------------------------------------------
@@ -374,6 +390,7 @@ def load(spark, broker, registry, topic, schema=None, **options):
     return (reader if schema is None else reader.schema(schema)).load()
 
 
+@pytest.mark.behaviour("R03")
 @pytest.mark.every_run
 def test_typed_columns_go_through_a_topic_unchanged(spark, headrace_broker, registry):
     topic = headrace_broker.create_topic(unique("types"), 2)
@@ -409,6 +426,7 @@ def test_other_formats_go_through_a_topic_unchanged(spark, headrace_broker, regi
     assert sorted(row.value.inner.n for row in some.collect()) == list(range(300))
 
 
+@pytest.mark.behaviour("R03")
 @pytest.mark.every_run
 def test_dead_letters_of_schemas_are_in_the_commit(spark, headrace_broker, registry, topic):
     dead = headrace_broker.create_topic(unique("dead"))

@@ -40,8 +40,6 @@ from tests.support.typed_records import (
 )
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.behaviour("R03")
-
 ORDER_TYPE = "struct<id:bigint,customer:string,at:timestamp>"
 
 
@@ -85,6 +83,7 @@ def ids_of(table):
     return [value and value["id"] for value in values_of(table)]
 
 
+@pytest.mark.behaviour("R03")
 def test_values_become_a_struct_column(headrace_broker, topic, query):
     send(headrace_broker.bootstrap, topic, [*orders(range(5)), None])
 
@@ -113,6 +112,7 @@ def test_keys_have_a_format_of_their_own(headrace_broker, registry, topic, query
     assert values_of(table) == [b"raw", b"raw"]
 
 
+@pytest.mark.behaviour("R03")
 def test_records_of_several_schemas_are_read_with_the_latest(headrace_broker, registry, topic, query):
     new_id = registry.add(f"{topic}-value", json.dumps(NEW_ORDER))
     new = [avro(NEW_ORDER, {**order(1), "currency": "USD"}, new_id)]
@@ -129,6 +129,15 @@ def test_the_reader_schema_can_be_a_version_or_a_text(headrace_broker, registry,
 
     assert list(values_of(read_table(query(reader_schema="1")))[0]) == ["id", "customer", "at"]
     assert values_of(read_table(query(reader_schema=json.dumps(OLD_ORDER)))) == [{"id": 7}]
+
+
+def test_a_new_dataframe_has_the_latest_version_if_an_older_one_is_cached(registry, topic, query):
+    _, before = planned(query())
+    registry.add(f"{topic}-value", json.dumps(NEW_ORDER))
+    _, after = planned(query())
+
+    assert before["value"].dataType.fieldNames() == ["id", "customer", "at"]
+    assert after["value"].dataType.fieldNames() == ["id", "customer", "at", "currency"]
 
 
 def test_the_schema_of_a_dataframe_stays_when_a_newer_one_is_registered(headrace_broker, registry, topic, query):
@@ -217,8 +226,8 @@ def test_a_query_without_the_value_column_does_not_decode_it(headrace_broker, to
     ("field", "message"),
     [
         (types.StructField("name", types.StringType()), "value.name, which the reader's schema does not have"),
-        (types.StructField("id", types.IntegerType()), "value.id as int; the reader's schema gives bigint"),
-        (types.StructField("customer", types.StringType(), False), "value.customer as not null"),
+        (types.StructField("id", types.IntegerType()), "value.id as int, the reader's schema as bigint"),
+        (types.StructField("customer", types.StringType(), False), "value.customer as NOT NULL"),
     ],
 )
 def test_a_users_schema_that_does_not_fit_is_an_error(field, message, query):
@@ -282,6 +291,7 @@ def bad_values():
     }
 
 
+@pytest.mark.behaviour("R03")
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
@@ -300,6 +310,7 @@ def test_a_bad_record_fails_the_query_with_its_position(name, cause, headrace_br
     assert "on.bad.record" in str(caught.value)
 
 
+@pytest.mark.behaviour("R03")
 def test_bad_records_can_be_null(headrace_broker, topic, query, caplog):
     send(headrace_broker.bootstrap, topic, [*orders([0]), *bad_values().values(), *orders([2])])
 
@@ -311,6 +322,7 @@ def test_bad_records_can_be_null(headrace_broker, topic, query, caplog):
     assert f"{topic}-0, offset 1" in caplog.text
 
 
+@pytest.mark.behaviour("R03")
 def test_bad_records_can_go_to_a_column(headrace_broker, topic, query):
     send(headrace_broker.bootstrap, topic, [*orders([0]), WRONG_MAGIC, None], keys=[b"a", b"b", None])
 
@@ -360,13 +372,16 @@ def test_rows_that_are_too_large_together_come_in_smaller_batches(headrace_broke
         return decode(decoder, topic, values, headers)
 
     monkeypatch.setattr(SchemaDecoder, "decode", limited)
-    send(headrace_broker.bootstrap, topic, orders(range(8)))
+    headers = [[("number", b"%d" % number)] if number % 2 else [] for number in range(8)]
+    send(headrace_broker.bootstrap, topic, orders(range(8)), headers=headers)
 
-    table = read_table(query(on_bad_record="corrupt-column"))
+    table = read_table(query(on_bad_record="corrupt-column", includeHeaders="true"))
 
     assert ids_of(table) == [0, 1, 2, 3, None, 5, 6, 7]
     assert "too large" in table.column("_corrupt").to_pylist()[4]["error"]
     assert [len(chunk) for chunk in table.column("value").chunks] == [2, 2, 1, 1, 2]
+    numbers = [row and row[0]["value"] for row in table.column("headers").to_pylist()]
+    assert numbers == [None, b"1", None, b"3", None, b"5", None, b"7"]
 
 
 def test_a_schema_that_is_too_deep_is_a_named_error(headrace_broker, registry, query, topic):

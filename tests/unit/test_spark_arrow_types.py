@@ -34,7 +34,6 @@ def converted(column):
         (pa.decimal256(50, 2), Decimal(10**40), "string", f"{10**40}.00"),
         (pa.binary(3), b"abc", "binary", b"abc"),
         (pa.large_string(), "ü", "string", "ü"),
-        (pa.string_view(), "ü", "string", "ü"),
         (pa.dictionary(pa.int8(), pa.string()), "a", "string", "a"),
         (pa.date64(), datetime.date(2026, 1, 2), "date", datetime.date(2026, 1, 2)),
         (pa.duration("ms"), datetime.timedelta(1, 2), "interval day to second", datetime.timedelta(1, 2)),

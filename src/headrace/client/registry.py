@@ -10,6 +10,7 @@ used, with a warning.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -67,6 +68,7 @@ class SchemaRegistryClient:
         self._cache = LruCache[tuple[Any, ...], RegisteredSchema](self.settings.cache_capacity)
         # With the time of the response.
         self._latest = LruCache[tuple[Any, ...], tuple[float, RegisteredSchema]](self.settings.cache_capacity)
+        self._expired_at_ms = -math.inf  # Latest versions that were cached until then are requested again.
 
     def __repr__(self) -> str:
         return f"SchemaRegistryClient({', '.join(url.text for url in self.settings.urls)})"
@@ -116,12 +118,16 @@ class SchemaRegistryClient:
         self._latest.put(key, (now_ms, schema))
         return schema
 
+    def expire_latest(self) -> None:
+        """Let `get_latest` request each subject once more, whatever the age of the version in the cache."""
+        self._expired_at_ms = self._clock.monotonic_ms()
+
     def known_latest(self, subject: str, *, format: str | None = None) -> RegisteredSchema | None:
         """Return the latest version of a subject if `get_latest` need not request it."""
         cached = self._latest.get((subject, format))
-        if cached is None or self._clock.monotonic_ms() - cached[0] >= self.settings.latest_ttl_ms:
+        if cached is None or cached[0] <= self._expired_at_ms:
             return None
-        return cached[1]
+        return cached[1] if self._clock.monotonic_ms() - cached[0] < self.settings.latest_ttl_ms else None
 
     def get_version(
         self, subject: str, version: int, *, deleted: bool = False, format: str | None = None

@@ -31,13 +31,13 @@ from headrace.producer.queues import TopicQueues
 from headrace.producer.records import (
     ArrowTable,
     Delivery,
-    GroupMetadata,
     Headers,
     Offsets,
     ProducerRecord,
     RecordMetadata,
 )
 from headrace.producer.settings import resolve
+from headrace.types import GroupMember, GroupMetadata
 
 if TYPE_CHECKING:
     from headrace.config.option_types import ProducerOptions
@@ -213,9 +213,9 @@ class AsyncProducer:
         """Begin a transaction. Local: the broker learns of it with the first record."""
         self._engine.begin_transaction()
 
-    async def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+    async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
         """Commit consumer offsets with the transaction: (topic, partition) → next offset to read."""
-        await in_thread(lambda: self._engine.send_offsets_to_transaction(offsets, group_metadata))
+        await in_thread(lambda: self._engine.send_offsets_to_transaction(offsets, group))
 
     async def commit_transaction(self) -> None:
         """Send all queued records and commit. Continues if the caller is cancelled."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster
+from headrace.client.plugins import PluginLoader
 from headrace.producer import interceptors, partitioners, serializers
-from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import Delivery, PreparedRecord, ProducerRecord, checked_headers
 from headrace.producer.settings import ProducerSettings
 from headrace.wire.layout import Header

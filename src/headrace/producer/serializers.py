@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from headrace.client.plugins import PluginKind, copy_methods
 from headrace.errors import ConfigError, SerializationError
-from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.layout import Header
 
 if TYPE_CHECKING:

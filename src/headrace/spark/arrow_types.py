@@ -11,7 +11,7 @@
 | timestamp with a zone; without | TIMESTAMP; TIMESTAMP_NTZ (nanoseconds are rounded down to microseconds) |
 | time32, time64 | TIME; before Spark 4.3 BIGINT: microseconds since midnight |
 | duration | INTERVAL DAY TO SECOND |
-| dictionary, large and view types | their plain type |
+| dictionary, large types | their plain type |
 
 The others have the same type in Spark.
 """
@@ -54,10 +54,8 @@ _SAME: dict[pa.DataType, spark.DataType] = {
     pa.float64(): spark.DoubleType(),
     pa.string(): spark.StringType(),
     pa.large_string(): spark.StringType(),
-    pa.string_view(): spark.StringType(),
     pa.binary(): spark.BinaryType(),
     pa.large_binary(): spark.BinaryType(),
-    pa.binary_view(): spark.BinaryType(),
     pa.date32(): spark.DateType(),
     pa.date64(): spark.DateType(),
 }

@@ -201,6 +201,9 @@ class _Shape:
     def finished(self, open_batch: _OpenBatch) -> Iterator[pa.RecordBatch]:
         """Yield the collected rows in batches of limited size: one record batch of Kafka may have very many."""
         rows = open_batch.decoder.finish()
+        if "headers" in self._columns:
+            index = rows.schema.get_field_index("headers")
+            rows = rows.set_column(index, "headers", _null_where_empty(rows.column(index)))
         for start in range(0, rows.num_rows, BATCH_ROWS * 2):
             yield from self._shaped(rows.slice(start, BATCH_ROWS * 2), open_batch.time_type)
 
@@ -233,9 +236,7 @@ class _Shape:
         if name in constants:
             return self._repeated(name, constants[name], decoded.num_rows)
         column = decoded.column("offset" if name == "__offset" else name)
-        if name == "timestamp":
-            return column.cast(_TYPES[name])
-        return _null_where_empty(column) if name == "headers" else column
+        return column.cast(_TYPES[name]) if name == "timestamp" else column
 
     def _repeated(self, name: str, value: str | int | None, rows: int) -> pa.Array:
         array = self._constants.get((name, value))
