@@ -18,8 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SchemaError
+from headrace.schema._protobuf.layout import varint
 from headrace.schema.formats import CompleteSchema, ParsedSchema, parse
 from headrace.schema.types import Schema, SchemaFormat
+from headrace.schema.values import encode_varint
 from tests.support.avro_types import RandomType, fastavro_bytes, record_types
 from tests.support.json_types import object_types
 from tests.support.protobuf_types import arrow_value, fill, random_schema
@@ -114,6 +116,12 @@ def without_nulls(value: object) -> object:
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def test_varints_of_all_lengths_equal_those_of_the_kernels():
+    numbers = [number for shift in range(64) for number in ((1 << shift) - 1, 1 << shift, (1 << shift) + 1)]
+    assert [encode_varint(number) for number in numbers] == [varint(number) for number in numbers]
+    assert encode_varint(2**64 - 1) == varint(2**64 - 1)
 
 
 # -- Avro ------------------------------------------------------------------------------------------
@@ -279,7 +287,7 @@ DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2
         ("null", 1, "expected None, got int"),
         ({"type": "array", "items": "int"}, "ab", "expected a list, got str"),
         ({"type": "array", "items": "int"}, [1, None], r"field \[\]: null"),
-        ({"type": "map", "values": "int"}, [1], "is no pair of key and value"),
+        ({"type": "map", "values": "int"}, [1], "invalid entry of a map: expected a pair"),
         ({"type": "map", "values": "int"}, {1: 2}, r"field \{\}: expected a str, got int"),
         ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "C", "has no such symbol, only A, B"),
         ({"type": "fixed", "name": "F", "size": 2}, b"abc", r"not as many as the fixed type has \(2\)"),

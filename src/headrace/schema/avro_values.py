@@ -33,10 +33,8 @@ from headrace.schema.avro_schema import (
     UnionType,
     describe,
 )
-from headrace.schema.values import MISSING, ValueEncoder, failed, mismatch
+from headrace.schema.values import MISSING, ValueEncoder, encode_varint, failed, mismatch
 
-_SMALL = tuple(zigzag(number) for number in range(1024))
-_SMALL_COUNT = len(_SMALL)
 _DOUBLE = struct.Struct("<d").pack
 _FLOAT = struct.Struct("<f").pack
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
@@ -117,7 +115,7 @@ def _array(schema: ArrayType, path: str) -> ValueEncoder:
             value = values.to_items(path, value)
         if not value:
             return b"\0"
-        return b"".join([zigzag(len(value)), *map(encode_item, value), b"\0"])
+        return b"".join([encode_varint(len(value) << 1), *map(encode_item, value), b"\0"])
 
     return encode
 
@@ -132,7 +130,7 @@ def _map(schema: MapType, path: str) -> ValueEncoder:
         pairs = list(value.items()) if type(value) is dict else values.to_pairs(path, value)
         if not pairs:
             return b"\0"
-        parts = [zigzag(len(pairs))]
+        parts = [encode_varint(len(pairs) << 1)]
         for key, item in pairs:
             parts += (encode_key(key), encode_item(item))
         parts.append(b"\0")
@@ -292,7 +290,7 @@ def _decimal(schema: PrimitiveType | FixedType, path: str) -> ValueEncoder:
         if fixed_size:
             return number.to_bytes(fixed_size, "big", signed=True)
         size = (number if number >= 0 else ~number).bit_length() // 8 + 1
-        return zigzag(size) + number.to_bytes(size, "big", signed=True)
+        return encode_varint(size << 1) + number.to_bytes(size, "big", signed=True)
 
     return encode
 
@@ -339,10 +337,8 @@ def _integer(kind: str, convert: Callable[[Any], int] | None, path: str) -> Valu
             if value is None:
                 raise failed(path, _NULL_TEXT)
             value = values.to_integer(path, value) if convert is None else convert(value)
-        if 0 <= value < _SMALL_COUNT:
-            return _SMALL[value]
         if low <= value <= high:
-            return zigzag(value)
+            return encode_varint((value << 1) ^ (value >> 63))
         raise failed(path, "an integer is out of range")
 
     return encode
@@ -384,11 +380,9 @@ def _float(path: str) -> ValueEncoder:
 
 def _double(path: str) -> ValueEncoder:
     def encode(value: Any) -> bytes:
-        if type(value) is float:
-            return _DOUBLE(value)
         if value is None:
             raise failed(path, _NULL_TEXT)
-        return _DOUBLE(values.to_float(path, value))
+        return _DOUBLE(value if type(value) is float else values.to_float(path, value))
 
     return encode
 
@@ -398,7 +392,7 @@ def _bytes(path: str) -> ValueEncoder:
         if value is None:
             raise failed(path, _NULL_TEXT)
         data = values.to_bytes(path, value)
-        return zigzag(len(data)) + data
+        return encode_varint(len(data) << 1) + data
 
     return encode
 
@@ -408,7 +402,6 @@ def _string(path: str) -> ValueEncoder:
         if value is None:
             raise failed(path, _NULL_TEXT)
         data = values.to_text_bytes(path, value)
-        size = len(data)
-        return (_SMALL[size] if size < _SMALL_COUNT else zigzag(size)) + data
+        return encode_varint(len(data) << 1) + data
 
     return encode

@@ -18,10 +18,8 @@ from headrace.schema._protobuf.layout import WireType, varint
 from headrace.schema.protobuf_decoding import wire_type
 from headrace.schema.protobuf_schema import FieldDefinition, MessageDefinition, ProtobufSchema
 from headrace.schema.protobuf_types import ValueType, map_parts, resolve_message, special_type
-from headrace.schema.values import ValueEncoder, failed
+from headrace.schema.values import ValueEncoder, encode_varint, failed
 
-_SMALL = tuple(varint(number) for number in range(1024))
-_SMALL_COUNT = len(_SMALL)
 _NULL_TEXT = "null in a required field, or in a list or map"
 _UINT32_RANGE, _UINT64_RANGE = range(1 << 32), range(1 << 64)
 _RANGES = {
@@ -112,7 +110,7 @@ class _Compiler:
                 if key is None or item is None:
                     raise failed(path, _NULL_TEXT)
                 data = key_tag + encode_key(key) + value_tag + encode_item(item)
-                written.append(tag + varint(len(data)) + data)
+                written.append(tag + encode_varint(len(data)) + data)
             return b"".join(written)
 
         return encode
@@ -199,7 +197,7 @@ def _packed_list(entry: FieldDefinition, encode_value: ValueEncoder, path: str) 
         if not items:
             return b""
         data = b"".join(map(encode_value, items))
-        return tag + varint(len(data)) + data
+        return tag + encode_varint(len(data)) + data
 
     return encode
 
@@ -207,15 +205,14 @@ def _packed_list(entry: FieldDefinition, encode_value: ValueEncoder, path: str) 
 def _sized(encode_content: ValueEncoder) -> ValueEncoder:
     def encode(value: Any) -> bytes:
         data = encode_content(value)
-        size = len(data)
-        return (_SMALL[size] if size < _SMALL_COUNT else varint(size)) + data
+        return encode_varint(len(data)) + data
 
     return encode
 
 
 def _integer(kind: str, path: str) -> ValueEncoder:
     low, high = _RANGES[kind].start, _RANGES[kind].stop - 1
-    write: Callable[[int], bytes] = varint
+    write: Callable[[int], bytes] = _signed_varint if low < 0 else encode_varint
     if kind in _FIXED_FORMATS:
         write = struct.Struct(_FIXED_FORMATS[kind]).pack
     elif kind in ("sint32", "sint64"):
@@ -232,7 +229,12 @@ def _integer(kind: str, path: str) -> ValueEncoder:
 
 
 def _zigzag(value: int) -> bytes:
-    return varint((value << 1) ^ (value >> 63))
+    return encode_varint((value << 1) ^ (value >> 63))
+
+
+def _signed_varint(value: int) -> bytes:
+    """Return a number that may be negative: as one of 64 bits."""
+    return encode_varint(value & 0xFFFFFFFFFFFFFFFF)
 
 
 def _float(path: str) -> ValueEncoder:
@@ -278,7 +280,7 @@ def _decimal(special: ValueType, path: str) -> ValueEncoder:
 
 def _part(number: int, value: int) -> bytes:
     """Return an integer field that is absent if it is 0."""
-    return varint(number << 3 | WireType.VARINT) + varint(value) if value else b""
+    return encode_varint(number << 3 | WireType.VARINT) + _signed_varint(value) if value else b""
 
 
 def _join(path: str, name: str) -> str:

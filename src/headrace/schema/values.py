@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias
 
 from headrace.errors import SchemaError
+from headrace.schema._protobuf.layout import varint
 from headrace.schema.codec import shorten
 
 ValueEncoder: TypeAlias = Callable[[Any], bytes]
@@ -34,6 +35,28 @@ _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EPOCH_DAY = _EPOCH.toordinal()
 _DIGITS_MAX = 200  # of a decimal with the zeros at its end; a type has at most 76
 _EXACT = decimal.Context(prec=_DIGITS_MAX, traps=[decimal.Inexact, decimal.InvalidOperation, decimal.Overflow])
+
+
+def encode_varint(bits: int) -> bytes:
+    """Return a number from 0 to 2^64 - 1 in groups of seven bits, the lowest first.
+
+    The same as the `varint` of Protobuf's layout, without a loop for numbers below 2^35: ids, lengths, seconds.
+    """
+    if bits < 0x400:
+        return _SMALL[bits]
+    if bits < 0x4000:
+        return bytes((bits & 0x7F | 0x80, bits >> 7))
+    if bits < 0x10000000:
+        if bits < 0x200000:
+            return bytes((bits & 0x7F | 0x80, bits >> 7 & 0x7F | 0x80, bits >> 14))
+        return bytes((bits & 0x7F | 0x80, bits >> 7 & 0x7F | 0x80, bits >> 14 & 0x7F | 0x80, bits >> 21))
+    low = (bits & 0x7F | 0x80, bits >> 7 & 0x7F | 0x80, bits >> 14 & 0x7F | 0x80, bits >> 21 & 0x7F | 0x80)
+    if bits < 0x800000000:
+        return bytes((*low, bits >> 28))
+    return bytes(low) + encode_varint(bits >> 28)
+
+
+_SMALL = tuple(varint(number) for number in range(0x400))
 
 
 def failed(path: str, text: str) -> SchemaError:
@@ -224,7 +247,7 @@ def to_pairs(path: str, value: Any) -> list[tuple[Any, Any]]:
     items = to_items(path, value, "a map as a dict or pairs of key and value")
     if all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         return [(key, item) for key, item in items]
-    raise failed(path, "an entry of a map is no pair of key and value; pass a dict, or pairs")
+    raise failed(path, "invalid entry of a map: expected a pair of key and value; pass a dict, or pairs")
 
 
 def to_items(path: str, value: Any, expected: str = "a list") -> Sequence[Any]:
@@ -239,7 +262,7 @@ def to_items(path: str, value: Any, expected: str = "a list") -> Sequence[Any]:
 
 
 def member_of(path: str, value: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return which member of a union a dict such as {"member1": …} sets; -1: none, None: it is no such dict."""
+    """Return which member of a union a dict such as {"member1": …} sets; -1: none, None: another dict."""
     if not value or not all(name in names for name in value):
         return None
     chosen = [name for name, item in value.items() if item is not None]
