@@ -44,7 +44,7 @@ demo: .venv/.ready .venv/.kernel
 
 # All tests but the slow ones of Spark and the live view. Three groups run at a time, because tests mostly wait; the
 # output of a group is printed when it is done. Groups are started in this order: the longest first.
-TEST_GROUPS := broker spark-processes cli-ui docs-either spark faults units-compiled kafka units-python
+TEST_GROUPS := broker spark-processes cli-ui docs-either spark schema faults units-compiled kafka units-python
 .PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel
 	@echo "test: $(words $(TEST_GROUPS)) groups, about 15 minutes; each prints its output when it is done"
@@ -73,7 +73,10 @@ test-group-spark:
 
 test-group-docs-either:
 	@$(PYTEST) $(NOT_SLOW) tests/docs
-	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit tests/schema
+	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit
+
+test-group-schema:
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/schema
 
 test-group-broker:
 	@$(WITH_KERNEL) $(PYTEST) tests/broker

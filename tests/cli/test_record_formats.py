@@ -169,3 +169,11 @@ def test_options_of_the_registry_may_be_in_a_file(produced, registry, topic, at,
     )
     produced(topic, "--config", file, text='"x"\n')
     assert consumed(topic, "--config", file) == ["x"]
+
+
+@pytest.mark.parametrize(("line", "reason"), [(b"nonsense", "not JSON: "), (b"\xff\xfe1\x00", "not JSON in UTF-8: ")])
+def test_a_line_that_is_not_json_is_named_as_such(at, topic, registry, tmp_path, line, reason):
+    registry.add(f"{topic}-value", '"long"')
+    path = tmp_path / "numbers"
+    path.write_bytes(b"5\n" + line + b"\n")
+    assert f"record 2 of the input: value: {reason}" in refused(1, "produce", *at, topic, path)

@@ -1,335 +1,341 @@
-"""Consumer groups on Apache Kafka and on the headrace broker: ours alone, and with librdkafka and kafka-python."""
+"""The consumer protocol (KIP-848), request by request: headrace responds like Apache Kafka, field by field."""
 
 from __future__ import annotations
 
-import threading
 import time
-import uuid
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import confluent_kafka
-import kafka as kafka_python
 import pytest
 
-from headrace import (
-    CommitFailedError,
-    Consumer,
-    ConsumerRecord,
-    FencedInstanceIdError,
-    IllegalStateError,
-    InconsistentGroupProtocolError,
-    OffsetAndMetadata,
-    Producer,
-    RebalanceListener,
-    TopicPartition,
-)
+from headrace.client.admin import AdminClient
+from headrace.types import TopicPartition
+from headrace.wire.api import ApiKey, request_class
+from headrace.wire.consumer_protocol import ConsumerProtocolSubscription, decode_assignment, encode_assignment
+from headrace.wire.schema import Message
+from tests.support.comparison.comparing import request
+from tests.support.peers.broker import Broker
+from tests.support.peers.connection import Connection
+from tests.support.topics import unique
 
-SECONDS_MAX = 30.0
-STRATEGIES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
-Seen = tuple[int, int]
-
-
-def unique(what: str) -> str:
-    return f"{what}-{uuid.uuid4().hex[:8]}"
-
-
-def fill(broker, count: int, partitions: int) -> str:
-    topic = unique("grouped")
-    broker.create_topic(topic, partitions)
-    with Producer(bootstrap_servers=broker.bootstrap) as producer:
-        for i in range(count):
-            producer.send(topic, f"value {i}".encode(), partition=i % partitions)
-    return topic
-
-
-def open_member(broker, group: str, **options) -> Consumer:
-    defaults = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
-    return Consumer(bootstrap_servers=broker.bootstrap, group_id=group, **{**defaults, **options})
+SECONDS_MAX = 20
+PAUSE_SECONDS = 0.1
+COMMIT_VERSION = 9
+VERSIONS = {
+    "ConsumerGroupHeartbeat": 1,
+    "ConsumerGroupDescribe": 1,
+    "OffsetCommit": COMMIT_VERSION,
+    "OffsetFetch": 9,
+    "DescribeGroups": 6,
+    "ListGroups": 5,
+    "DeleteGroups": 2,
+    "JoinGroup": 9,
+    "SyncGroup": 5,
+    "Heartbeat": 4,
+    "LeaveGroup": 5,
+    "DescribeConfigs": 4,
+    "IncrementalAlterConfigs": 1,
+    "ListConfigResources": 1,
+}
+JOINING = {"member_epoch": 0, "rebalance_timeout_ms": 30_000, "topic_partitions": []}
 
 
-class Log(RebalanceListener):
-    """Notes what the group does."""
+class Scenario:
+    """Requests to one broker, and everything in the responses that can be compared."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, list[int]]] = []
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.topic, self.group = f"{name}-topic", f"{name}-group"
+        broker.create_topic(self.topic, 2)
+        with AdminClient(broker.bootstrap) as admin:
+            self.topic_id = admin.describe_topics([self.topic])[self.topic].topic_id.bytes
+        self.connection = Connection(broker.bootstrap)
+        self.seen: list[tuple[str, Any]] = []
+        self._names = {name: "unique", self.topic_id: "topic"}
+        self._wait_for_coordinator()
 
-    def on_assigned(self, partitions):
-        self.calls.append(("assigned", [tp.partition for tp in partitions]))
+    def _wait_for_coordinator(self) -> None:
+        finding = request("FindCoordinator", 4, {"key_type": 0, "coordinator_keys": [self.group]})
+        self._until(lambda: not self.connection.call(finding, 4).coordinators[0].error_code)
+        self._until(
+            lambda: self._send("DescribeGroups", {"groups": [self.group]}).groups[0].error_code not in (14, 15, 16)
+        )
 
-    def on_revoked(self, partitions):
-        self.calls.append(("revoked", [tp.partition for tp in partitions]))
+    def call(self, step: str, name: str, version: int | None = None, /, **fields: Any) -> Any:
+        """Send a request and note the response."""
+        response = self._send(name, fields, version)
+        self.seen.append((step, self._comparable(response)))
+        return response
 
-    def on_lost(self, partitions):
-        self.calls.append(("lost", [tp.partition for tp in partitions]))
+    def beat(self, step: str, member: str, epoch: int, version: int = 1, /, **fields: Any) -> Any:
+        return self.call(
+            step,
+            "ConsumerGroupHeartbeat",
+            version,
+            **{"group_id": self.group, "member_id": member, "member_epoch": epoch, **fields},
+        )
 
+    def join(self, step: str, member: str, /, **fields: Any) -> Any:
+        return self.beat(step, member, 0, **{**JOINING, "subscribed_topic_names": [self.topic], **fields})
 
-def poll_until(condition: Callable[[], object], *consumers: Consumer) -> list[ConsumerRecord]:
-    """Poll all consumers in turn until a condition is true; returns the records."""
-    out: list[ConsumerRecord] = []
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        for consumer in consumers:
-            out += consumer.poll(0.05)
-    return out
+    def beat_until_assigned(self, step: str, member: str, epoch: int, **fields: Any) -> Any:
+        """Send heartbeats until the response has an assignment with partitions, and note that one."""
+        responses: list[Any] = []
 
+        def is_assigned() -> bool:
+            response = self._send(
+                "ConsumerGroupHeartbeat",
+                {"group_id": self.group, "member_id": member, "member_epoch": epoch, **fields},
+            )
+            responses.append(response)
+            assert not response.error_code, response
+            return response.assignment is not None and bool(response.assignment.topic_partitions)
 
-@pytest.mark.behaviour("C02")
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_members_share_the_partitions_and_take_over(either, strategy):
-    topic, group = fill(either, 600, 6), unique("group")
-    log = Log()
-    with open_member(either, group, partition_assignment_strategy=strategy) as first:
-        first.subscribe([topic], listener=log)
-        records: list[ConsumerRecord] = []
-        records += poll_until(lambda: len(first.assignment()) == 6, first)
-        with open_member(either, group, partition_assignment_strategy=strategy) as second:
-            second.subscribe([topic])
-            records += poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 3, first, second)
-            assert not first.assignment() & second.assignment()
-            while len(records) < 600:
-                records += poll_until(lambda: True) + first.poll(0.05) + second.poll(0.05)
-        records += poll_until(lambda: len(first.assignment()) == 6, first)
-    assert max(Counter((record.partition, record.offset) for record in records).values()) == 1
-    assert len(records) == 600
-    if strategy == "cooperative-sticky":  # only what moves is revoked
-        assert [len(partitions) for call, partitions in log.calls if call == "revoked"] == [3, 6]
+        self._until(is_assigned)
+        self.seen.append((step, self._comparable(responses[-1])))
+        return responses[-1]
 
+    def _send(self, name: str, fields: Mapping[str, Any], version: int | None = None) -> Any:
+        sent = VERSIONS[name] if version is None else version
+        return self.connection.call(request(name, sent, fields), sent)
 
-@pytest.mark.behaviour("C02")
-def test_a_pattern_follows_new_topics(either):
-    prefix, group = unique("matched"), unique("group")
-    either.create_topic(f"{prefix}-a", 1)
-    with open_member(either, group, metadata_max_age_ms=300) as consumer:
-        consumer.subscribe(pattern=f"{prefix}-.*")
-        poll_until(lambda: consumer.assignment() == {(f"{prefix}-a", 0)}, consumer)
-        either.create_topic(f"{prefix}-b", 2)
-        poll_until(lambda: len(consumer.assignment()) == 3, consumer)
-        assert consumer.subscription() == {f"{prefix}-a", f"{prefix}-b"}
-
-
-@pytest.mark.behaviour("C02")
-def test_a_static_member_restarts_without_a_rebalance(either):
-    topic, group = fill(either, 10, 2), unique("group")
-    with open_member(either, group) as other:
-        other.subscribe([topic])
-        restarted = open_member(either, group, group_instance_id="one")
-        restarted.subscribe([topic])
-        poll_until(lambda: len(restarted.assignment()) == len(other.assignment()) == 1, other, restarted)
-        generation, assigned = other.group_metadata().generation_id, restarted.assignment()
-        restarted.close()
-        with open_member(either, group, group_instance_id="one") as again:
-            again.subscribe([topic])
-            poll_until(lambda: again.assignment() == assigned, other, again)
-            assert other.group_metadata().generation_id == generation
-
-
-@pytest.mark.behaviour("C02")
-def test_a_second_static_member_fences_the_first(either):
-    topic, group = fill(either, 2, 1), unique("group")
-    with (
-        open_member(either, group, group_instance_id="one") as first,
-        open_member(either, group, group_instance_id="one") as second,
-    ):
-        first.subscribe([topic])
-        poll_until(first.assignment, first)
-        second.subscribe([topic])
-        poll_until(second.assignment, second)
-        with pytest.raises(FencedInstanceIdError):
-            poll_until(lambda: False, first)
-
-
-def test_members_without_a_common_assignor_are_refused(either):
-    topic, group = fill(either, 2, 1), unique("group")
-    with (
-        open_member(either, group, partition_assignment_strategy="range") as first,
-        open_member(either, group, partition_assignment_strategy="sticky") as second,
-    ):
-        first.subscribe([topic])
-        poll_until(first.assignment, first)
-        second.subscribe([topic])
-        with pytest.raises(InconsistentGroupProtocolError):
-            poll_until(lambda: False, second)
-
-
-@pytest.mark.behaviour("C04")
-def test_offsets_are_committed_sync_async_and_for_single_partitions(either):
-    topic, group = fill(either, 100, 2), unique("group")
-    names = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
-    with open_member(either, group, enable_auto_commit=False) as consumer:
-        consumer.assign(names)
-        assert consumer.committed(names) == {}
-        records = poll_until(lambda: consumer.positions().get(names[0]) == 50, consumer)
-        assert records
-        consumer.commit({names[1]: OffsetAndMetadata(7, "note")})
-        assert {tp: row[:2] for tp, row in consumer.committed(names).items()} == {names[1]: (7, "note")}
-        poll_until(lambda: consumer.positions() == dict.fromkeys(names, 50), consumer)
-        consumer.commit()
-        assert {tp: row.offset for tp, row in consumer.committed(names).items()} == dict.fromkeys(names, 50)
-        done: list[object] = []
-        consumer.commit_async({names[0]: 3}, lambda offsets, error: done.append((dict(offsets), error)))
-        poll_until(lambda: done, consumer)
-        assert done == [({names[0]: OffsetAndMetadata(3)}, None)]
-        assert consumer.committed(names[:1])[names[0]].offset == 3
-    with open_member(either, group) as consumer:
-        consumer.assign(names[:1])
-        assert consumer.position(names[0]) == 3
-
-
-@pytest.mark.behaviour("C04")
-def test_positions_are_committed_automatically_while_polling_and_at_close(either):
-    topic, group = fill(either, 100, 1), unique("group")
-    tp = TopicPartition(topic, 0)
-    with open_member(either, group, auto_commit_interval_ms=100, max_poll_records=10) as consumer:
-        consumer.subscribe([topic])
-        poll_until(lambda: consumer.positions().get(tp, 0) >= 50, consumer)
+    @staticmethod
+    def _until(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS_MAX
-        with open_member(either, group, enable_auto_commit=False) as watcher:
-            while not watcher.committed([tp]):
-                assert time.monotonic() < deadline
-                consumer.poll(0.05, max_records=1)
-        last = consumer.position(tp)
-    with open_member(either, group) as consumer:
-        assert consumer.committed([tp])[tp].offset == last
+        while not condition():
+            assert time.monotonic() < deadline, f"timed out after {SECONDS_MAX} s"
+            time.sleep(PAUSE_SECONDS)
+
+    def _comparable(self, value: Any) -> Any:
+        """Return a response without what is different on every broker: ids, names, hosts, texts of errors."""
+        if isinstance(value, Message) or hasattr(value, "fields"):
+            return {
+                name: self._comparable(getattr(value, name))
+                for name in value.fields
+                if name not in ("error_message", "client_host", "throttle_time_ms", "documentation")
+            }
+        if isinstance(value, tuple | list):
+            return [self._comparable(item) for item in value]
+        return self._names.get(value, value) if isinstance(value, bytes | str) else value
 
 
-@pytest.mark.behaviour("C06")
-def test_a_member_that_works_keeps_its_partitions(kafka):
-    topic, group = fill(kafka, 10, 1), unique("group")
-    with open_member(kafka, group, session_timeout_ms=6000, heartbeat_interval_ms=500) as consumer:
-        consumer.subscribe([topic])
-        poll_until(consumer.assignment, consumer)
-        generation = consumer.group_metadata().generation_id
-        threading.Event().wait(7)  # longer than the session
-        consumer.commit()
-        assert consumer.group_metadata().generation_id == generation
+@pytest.fixture
+def scenarios(kafka, headrace_broker) -> Iterator[list[Scenario]]:
+    name = unique("same-consumer")
+    made = [Scenario(broker, name) for broker in (headrace_broker, kafka)]
+    yield made
+    for scenario in made:
+        scenario.connection.close()
 
 
-@pytest.mark.behaviour("C06")
-def test_a_member_that_does_not_poll_leaves_and_joins_again(either):
-    topic, group = fill(either, 10, 1), unique("group")
-    log = Log()
-    with (
-        open_member(either, group, max_poll_interval_ms=1000, enable_auto_commit=False) as stuck,
-        open_member(either, group) as other,
-    ):
-        stuck.subscribe([topic], listener=log)
-        poll_until(stuck.assignment, stuck)
-        other.subscribe([topic])
-        poll_until(other.assignment, other)  # only `other` is polled
-        with pytest.raises(CommitFailedError):
-            stuck.commit({TopicPartition(topic, 0): 1})
-        other.close()
-        poll_until(lambda: log.calls == [("assigned", [0]), ("lost", [0]), ("assigned", [0])], stuck)
+def compare(scenarios: list[Scenario], script: Callable[[Scenario], None]) -> None:
+    for scenario in scenarios:
+        script(scenario)
+    ours, theirs = (scenario.seen for scenario in scenarios)
+    assert len(ours) == len(theirs)
+    unequal = [
+        f"{step}:\n  headrace {mine}\n  Apache   {other}"
+        for (step, mine), (_, other) in zip(ours, theirs, strict=True)
+        if mine != other
+    ]
+    assert not unequal, "\n".join(unequal)
 
 
-class _Peer:
-    """Another project's consumer in the same group, polled by a thread."""
-
-    def __init__(self, poll: Callable[[], list[Seen]], close: Callable[[], object]) -> None:
-        self.seen: list[Seen] = []
-        self._poll, self._close = poll, close
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self.seen += self._poll()
-        self._close()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(SECONDS_MAX)
+def test_the_class_of_every_request_is_known():
+    assert {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE} <= set(ApiKey)
+    assert request_class(ApiKey.CONSUMER_GROUP_HEARTBEAT).versions.last == 1
 
 
-def librdkafka_member(broker, group: str, topic: str, strategy: str) -> _Peer:
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "partition.assignment.strategy": strategy,
-            "session.timeout.ms": 6000,
-            "heartbeat.interval.ms": 200,
-        }
+def test_members_get_the_same_responses(scenarios):
+    def script(s: Scenario) -> None:
+        epoch = s.join("join", "a").member_epoch
+        s.beat("heartbeat", "a", epoch)
+        s.beat(
+            "full heartbeat",
+            "a",
+            epoch,
+            rebalance_timeout_ms=1_000,
+            subscribed_topic_names=[s.topic],
+            topic_partitions=[],
+        )
+        s.join("rejoin", "a")
+        s.beat("newer epoch", "a", epoch + 1)
+        s.beat("older epoch", "a", epoch - 1, topic_partitions=[{"topic_id": s.topic_id, "partitions": [0]}])
+        s.beat("unknown member", "b", 1)
+        s.beat("other topics", "a", epoch, subscribed_topic_names=["missing"])
+        s.call("describe", "ConsumerGroupDescribe", group_ids=[s.group, "missing"], include_authorized_operations=True)
+        s.call("describe v0", "ConsumerGroupDescribe", 0, group_ids=[s.group])
+        s.call("classic describe", "DescribeGroups", groups=[s.group])
+        s.call("classic describe v5", "DescribeGroups", 5, groups=[s.group])
+        s.call("delete with members", "DeleteGroups", groups_names=[s.group])
+        s.beat("leave", "a", -1)
+        s.beat("leave again", "a", -1)
+        s.call("describe empty", "ConsumerGroupDescribe", group_ids=[s.group])
+        s.call("delete", "DeleteGroups", groups_names=[s.group])
+        s.call("delete again", "DeleteGroups", groups_names=[s.group])
+
+    compare(scenarios, script)
+
+
+def test_invalid_heartbeats_get_the_same_errors(scenarios):
+    def script(s: Scenario) -> None:
+        s.join("no member", "")
+        s.join("no group", "a", group_id="")
+        s.join("empty instance", "a", instance_id="")
+        s.join("empty rack", "a", rack_id="")
+        s.join("no timeout", "a", rebalance_timeout_ms=-1)
+        s.join("no partitions", "a", topic_partitions=None)
+        s.join("no subscription", "a", subscribed_topic_names=None)
+        s.join("unknown assignor", "a", server_assignor="sticky")
+        s.join("range", "r", server_assignor="range")
+        s.join("bad regex", "a", subscribed_topic_regex="(")
+        s.join("lookahead", "a", subscribed_topic_regex="a(?=b)")
+        for epoch in (-3, -2, -1, 1):
+            s.beat(f"epoch {epoch}", "a", epoch)
+        s.beat("unknown group", "a", -1, group_id="missing")
+        s.beat("version 0 without a member id leaves", "", -1, 0)
+
+    compare(scenarios, script)
+
+
+def test_static_members_get_the_same_responses(scenarios):
+    def script(s: Scenario) -> None:
+        s.join("join", "a", instance_id="i")
+        s.join("in use", "b", instance_id="i")
+        s.beat("unknown instance", "a", 1, instance_id="j")
+        s.beat("leave for a moment", "a", -2, instance_id="i")
+        s.call("describe", "ConsumerGroupDescribe", group_ids=[s.group])
+        s.join("return", "b", instance_id="i")
+        s.beat("fenced", "a", 2, instance_id="i")
+        s.beat("heartbeat", "b", 2, instance_id="i")
+        s.beat("leave", "b", -1, instance_id="i")
+
+    compare(scenarios, script)
+
+
+def test_commits_and_fetches_check_the_same_epochs(scenarios):
+    def script(s: Scenario) -> None:
+        s.join("join", "a")
+        rows = [{"name": s.topic, "partitions": [{"partition_index": 0, "committed_offset": 3}]}]
+        for member, epoch in (("a", 2), ("a", 1), ("a", 3), ("b", 2), ("", -1)):
+            claim = {"group_id": s.group, "member_id": member, "generation_id_or_member_epoch": epoch}
+            s.call(f"commit as {member!r} in {epoch}", "OffsetCommit", topics=rows, **claim)
+        s.call(
+            "older commit",
+            "OffsetCommit",
+            8,
+            topics=rows,
+            group_id=s.group,
+            member_id="a",
+            generation_id_or_member_epoch=2,
+        )
+        for who, epoch in (("a", 2), ("a", 1), ("a", 3), ("b", 2), (None, -1)):
+            group = {
+                "group_id": s.group,
+                "member_id": who,
+                "member_epoch": epoch,
+                "topics": [{"name": s.topic, "partition_indexes": [0]}],
+            }
+            s.call(f"fetch as {who!r} in {epoch}", "OffsetFetch", groups=[group])
+
+    compare(scenarios, script)
+
+
+def test_regular_expressions_are_resolved_alike(scenarios):
+    def script(s: Scenario) -> None:
+        fields = {"subscribed_topic_names": None, "subscribed_topic_regex": f"{s.topic[:-3]}.*"}
+        joined = s.join("join", "a", **fields)
+        s.beat_until_assigned(
+            "assigned", "a", joined.member_epoch, **({**JOINING, **fields} if not joined.member_epoch else {})
+        )
+        s.call("describe", "ConsumerGroupDescribe", group_ids=[s.group])
+
+    compare(scenarios, script)
+
+
+def subscription(topic: str) -> bytes:
+    return b"\0\1" + ConsumerProtocolSubscription(topics=[topic]).encode(1)
+
+
+def classic_join(s: Scenario, step: str, member: str) -> Any:
+    protocols = [{"name": "range", "metadata": subscription(s.topic)}]
+    return s.call(
+        step,
+        "JoinGroup",
+        group_id=s.group,
+        member_id=member,
+        group_instance_id=None,
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=30_000,
+        protocol_type="consumer",
+        protocols=protocols,
     )
-    consumer.subscribe([topic])
-
-    def poll() -> list[Seen]:
-        messages = consumer.consume(100, 0.1)
-        return [(m.partition() or 0, m.offset() or 0) for m in messages if m.error() is None]
-
-    return _Peer(poll, consumer.close)
 
 
-def kafka_python_member(broker, group: str, topic: str, strategy: str) -> _Peer:
-    from kafka.coordinator.assignors.range import RangePartitionAssignor
-    from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+def test_a_classic_consumer_in_a_consumer_group_gets_the_same_responses(scenarios):
+    def script(s: Scenario) -> None:
+        s.join("join", "a")
+        joined = classic_join(s, "classic join", "")
+        s.seen[-1][1]["member_id"] = "assigned"
+        names = {joined.member_id: "classic"}
+        s._names.update(names)
+        joined = classic_join(s, "classic join with an id", joined.member_id)
+        claim = {"group_id": s.group, "member_id": joined.member_id, "generation_id": joined.generation_id}
+        s.call("heartbeat", "Heartbeat", **claim)
+        s.call("wrong generation", "Heartbeat", **{**claim, "generation_id": 9})
+        s.call("not classic", "Heartbeat", **{**claim, "member_id": "a"})
+        s.call("sync", "SyncGroup", **claim, protocol_type="consumer", protocol_name="range")
+        s.call("list", "ListGroups", types_filter=["Consumer"], states_filter=["Empty"])
+        s.call("leave", "LeaveGroup", group_id=s.group, members=[{"member_id": joined.member_id}, {"member_id": "a"}])
 
-    assignor = {"range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor}[strategy]
-    consumer = kafka_python.KafkaConsumer(
-        topic,
-        bootstrap_servers=broker.bootstrap,
-        group_id=group,
-        auto_offset_reset="earliest",
-        partition_assignment_strategy=[assignor],
-        session_timeout_ms=6000,
-        heartbeat_interval_ms=200,
-    )
-
-    def poll() -> list[Seen]:
-        polled = consumer.poll(timeout_ms=100)
-        return [(record.partition, record.offset) for records in polled.values() for record in records]
-
-    return _Peer(poll, consumer.close)
+    compare(scenarios, script)
 
 
-@pytest.mark.behaviour("C02")
-@pytest.mark.parametrize(
-    ("join", "strategy"),
-    [
-        (librdkafka_member, "range"),
-        (librdkafka_member, "roundrobin"),
-        (librdkafka_member, "cooperative-sticky"),
-        (kafka_python_member, "range"),
-    ],
-    ids=["librdkafka-range", "librdkafka-roundrobin", "librdkafka-cooperative", "kafka-python-range"],
-)
-@pytest.mark.parametrize("ours_first", [True, False], ids=["ours-leads", "theirs-leads"])
-def test_one_group_with_other_clients_reads_each_record_once(either, join, strategy, ours_first):
-    topic, group = fill(either, 0, 4), unique("group")
-    ours: list[Seen] = []
-    with open_member(either, group, partition_assignment_strategy=strategy) as consumer:
-        peer = None if ours_first else join(either, group, topic, strategy)
-        try:
-            consumer.subscribe([topic])
-            poll_until(lambda: len(consumer.assignment()) == (4 if ours_first else 2), consumer)
-            peer = peer or join(either, group, topic, strategy)
-            poll_until(lambda: len(consumer.assignment()) == 2, consumer)
-            with Producer(bootstrap_servers=either.bootstrap) as producer:
-                for i in range(400):
-                    producer.send(topic, b"v", partition=i % 4)
-            deadline = time.monotonic() + SECONDS_MAX
-            while len(ours) + len(peer.seen) < 400:
-                assert time.monotonic() < deadline, f"{len(ours)} + {len(peer.seen)} of 400"
-                ours += [(record.partition, record.offset) for record in consumer.poll(0.05)]
-            assert len(ours) == 200
-            assert max(Counter(ours + peer.seen).values()) == 1
-        finally:
-            if peer is not None:
-                peer.stop()
-        poll_until(lambda: len(consumer.assignment()) == 4, consumer)
+def test_a_classic_group_is_upgraded_and_downgraded_alike(scenarios):
+    def script(s: Scenario) -> None:
+        first = classic_join(s, "classic join", "")
+        s.seen[-1][1]["member_id"] = "assigned"
+        s._names[first.member_id] = "classic"
+        joined = classic_join(s, "classic join with an id", first.member_id)
+        claim = {"group_id": s.group, "member_id": joined.member_id, "generation_id": joined.generation_id}
+        rows = [{"member_id": joined.member_id, "assignment": b"\0\1" + _assignment(s.topic, [0, 1])}]
+        s.call("sync", "SyncGroup", **claim, protocol_type="consumer", protocol_name="range", assignments=rows)
+        s.join("upgrade", "a")
+        s.call("describe", "ConsumerGroupDescribe", group_ids=[s.group])
+        s.seen[-1][1]["groups"][0]["members"].sort(key=lambda row: row["member_id"])
+        s.call("rejoin", "Heartbeat", **claim)
+        s.beat("downgrade", "a", -1)
+        s.call("describe the classic group", "DescribeGroups", groups=[s.group])
+
+    compare(scenarios, script)
 
 
-def test_calls_that_contradict_the_subscription_are_errors(either):
-    with Consumer(bootstrap_servers=either.bootstrap) as consumer:
-        with pytest.raises(IllegalStateError, match="needs a group"):
-            consumer.subscribe(["t"])
-        with pytest.raises(IllegalStateError, match="needs a group"):
-            consumer.commit()
-    with open_member(either, unique("group")) as consumer:
-        consumer.subscribe([unique("t")])
-        with pytest.raises(IllegalStateError, match="call unsubscribe"):
-            consumer.assign([TopicPartition("t", 0)])
+def _assignment(topic: str, indexes: list[int]) -> bytes:
+    data = encode_assignment([TopicPartition(topic, index) for index in indexes], version=1)
+    assert decode_assignment(data)
+    return data[2:]
+
+
+def test_options_of_groups_are_the_same(scenarios):
+    def script(s: Scenario) -> None:
+        def alter(step: str, option: str, value: str) -> None:
+            configs = [{"name": option, "config_operation": 0, "value": value}]
+            rows = [{"resource_type": 32, "resource_name": s.group, "configs": configs}]
+            s.call(step, "IncrementalAlterConfigs", resources=rows)
+
+        alter("set", "consumer.heartbeat.interval.ms", "6000")
+        alter("too small", "consumer.heartbeat.interval.ms", "1")
+        alter("too large", "consumer.session.timeout.ms", "99000")
+        alter("no number", "consumer.session.timeout.ms", "soon")
+        alter("unknown", "consumer.color", "red")
+        keys = ["consumer.heartbeat.interval.ms", "consumer.session.timeout.ms", "consumer.assignment.interval.ms"]
+        rows = [{"resource_type": 32, "resource_name": s.group, "configuration_keys": keys}]
+
+        def described() -> Any:
+            return s._send("DescribeConfigs", {"resources": rows, "include_synonyms": True})
+
+        s._until(lambda: any(c.value == "6000" for c in described().results[0].configs))
+        s.call("describe", "DescribeConfigs", resources=rows, include_synonyms=True)
+        s.seen[-1][1]["results"][0]["configs"].sort(key=lambda row: row["name"])
+        s.join("join", "a")
+
+    compare(scenarios, script)

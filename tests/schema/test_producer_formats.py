@@ -190,3 +190,11 @@ def test_send_arrow_sends_nothing_if_a_row_does_not_fit(broker, options, server)
             producer.send_arrow("bad", rows)
     with Fetcher(broker.bootstrap) as fetcher:
         assert fetcher.end_offsets([partition]) == {partition: 1}
+
+
+@pytest.mark.parametrize("serializer", ["json", "bytes"])
+def test_a_format_that_the_serializer_does_not_write_is_an_error(broker, server, serializer):
+    given = {"bootstrap.servers": broker.bootstrap, "schema.registry.url": server.url, "value.format": "json"}
+    with pytest.raises(errors.ConfigError, match=r"value\.format is set, .*json-schema"):
+        Producer({**given, "value.serializer": serializer})
+    Producer({**given, "value.format": "none", "value.serializer": serializer}).close()

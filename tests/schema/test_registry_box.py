@@ -166,6 +166,34 @@ def test_compaction_keeps_the_state_and_ids_are_not_reused(tmp_path):
         assert client.register("new-value", Schema('"long"')).id == 3
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"schema": '{"type":"string","doc":"\ud800"}'},
+        {"schema": r'{"type":"string","doc":"\ud800"}'},
+        {"schema": r'{"type":"string","title":"\ud800"}', "schemaType": "JSON"},
+        {"schema": '"string"', "metadata": {"properties": {"a": "\ud800"}}},
+        {"schema": '{"type":"string","maximum":NaN}'},
+        {"schema": '{"type":"string","maximum":1e999}'},
+    ],
+)
+def test_a_schema_that_is_not_unicode_or_json_is_refused_and_not_stored(box, subject, body):
+    status, error = call(box.schema_registry_url, f"/subjects/{subject}/versions", body, "POST")
+    assert status in (400, 422), error
+    assert call(box.schema_registry_url, f"/subjects/{subject}/versions")[0] == 404
+
+
+def test_a_record_that_is_not_unicode_does_not_keep_the_broker_from_starting(own):
+    key = {"keytype": "SCHEMA", "subject": "theirs", "version": 1, "magic": 1}
+    value = {"subject": "theirs", "version": 1, "id": 1, "schema": '{"type":"string","doc":"\ud800"}'}
+    with Producer(bootstrap_servers=own.bootstrap) as producer:
+        producer.send(TOPIC, json.dumps(value).encode(), key=json.dumps(key).encode()).result(READ_SECONDS_MAX)
+    own.kill()
+    own.start()
+    client = SchemaRegistryClient(own.schema_registry_url)
+    assert client.register("ours", Schema(USER)).id == 1
+
+
 def test_what_another_registry_writes_to_the_topic_is_served(own):
     url = own.schema_registry_url
     value = {"subject": "theirs", "version": 3, "id": 41, "md5": "x", "schema": '"int"', "deleted": False, "ts": 1}

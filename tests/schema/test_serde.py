@@ -420,3 +420,10 @@ def test_invalid_options_are_named(options, message):
 def test_a_format_needs_the_url_of_a_registry():
     with pytest.raises(errors.ConfigError, match=r"schema\.registry\.url is not set"):
         registry_from({"value.format": "avro"})
+
+
+@pytest.mark.parametrize("option", ["reader.schema", "writer.schema", "key.reader.schema"])
+def test_a_misspelt_latest_is_an_error_that_names_the_choices(option):
+    given = {"value.format": "avro", "key.format": "avro", option: "lates"}
+    with pytest.raises(errors.ConfigError, match=f"{option} is 'lates'; it may be latest"):
+        SerdeSettings.from_options(given, "key" if option.startswith("key") else "value")

@@ -223,6 +223,23 @@ def test_bad_rows_become_dead_letters_with_the_row_as_json(options, topic, headr
     assert headers["headrace.where"] == "task 0, row 2"
 
 
+def test_a_bad_row_with_a_date_after_the_year_9999_becomes_a_dead_letter(options, registry, headrace_broker):
+    dead = headrace_broker.create_topic(unique("dead"))
+    topic = headrace_broker.create_topic(unique("dated"))
+    day = {"name": "day", "type": {"type": "int", "logicalType": "date"}}
+    registry.add(f"{topic}-value", json.dumps({**SCHEMA, "fields": [{"name": "id", "type": "int"}, day]}))
+    rows = pa.StructArray.from_arrays(
+        [pa.array([2**40]), pa.array([3_000_000], pa.int32()).cast(pa.date32())], ["id", "day"]
+    )
+    schema = columns_of(types.StructType().add("id", "long").add("day", "date"))
+    given = options(topic=topic, on__bad__row="dead-letter", dead__letter__topic=dead)
+    plan = ColumnPlan(given, sink.plan(given, schema), "task 0", lambda topic, highest: 1)
+
+    (sending,) = plan.prepare(pa.RecordBatch.from_arrays([rows], ["value"]))
+
+    assert json.loads(sending.columns["value"][0].as_py()) == {"id": 2**40, "day": "3000000 (date32[day])"}
+
+
 # -- a topic in each row ---------------------------------------------------------------------------
 
 

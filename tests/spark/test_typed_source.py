@@ -131,6 +131,15 @@ def test_the_reader_schema_can_be_a_version_or_a_text(headrace_broker, registry,
     assert values_of(read_table(query(reader_schema=json.dumps(OLD_ORDER)))) == [{"id": 7}]
 
 
+def test_a_new_dataframe_has_the_latest_version_if_an_older_one_is_cached(registry, topic, query):
+    _, before = planned(query())
+    registry.add(f"{topic}-value", json.dumps(NEW_ORDER))
+    _, after = planned(query())
+
+    assert before["value"].dataType.fieldNames() == ["id", "customer", "at"]
+    assert after["value"].dataType.fieldNames() == ["id", "customer", "at", "currency"]
+
+
 def test_the_schema_of_a_dataframe_stays_when_a_newer_one_is_registered(headrace_broker, registry, topic, query):
     send(headrace_broker.bootstrap, topic, orders([1]))
     reader = batch_reader(query(schema_registry_latest_cache_ttl_sec=0))
@@ -217,8 +226,8 @@ def test_a_query_without_the_value_column_does_not_decode_it(headrace_broker, to
     ("field", "message"),
     [
         (types.StructField("name", types.StringType()), "value.name, which the reader's schema does not have"),
-        (types.StructField("id", types.IntegerType()), "value.id as int; the reader's schema gives bigint"),
-        (types.StructField("customer", types.StringType(), False), "value.customer as not null"),
+        (types.StructField("id", types.IntegerType()), "value.id as int, the reader's schema as bigint"),
+        (types.StructField("customer", types.StringType(), False), "value.customer as NOT NULL"),
     ],
 )
 def test_a_users_schema_that_does_not_fit_is_an_error(field, message, query):

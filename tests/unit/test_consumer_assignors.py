@@ -13,7 +13,7 @@ from headrace.consumer.assignors import COOPERATIVE, RANGE, ROUNDROBIN, STICKY, 
 from headrace.errors import ConfigError, MalformedError
 from headrace.types import TopicPartition
 from headrace.wire.consumer_protocol import (
-    Subscription,
+    ConsumerProtocolSubscription,
     decode_assignment,
     decode_generation,
     decode_sticky,
@@ -28,7 +28,7 @@ from headrace.wire.consumer_protocol import (
 
 def member(name, topics, owned=(), generation=-1, strategy=STICKY, instance_id=None):
     data = encode_sticky(owned, generation) if strategy == STICKY else encode_generation(generation)
-    subscription = Subscription(
+    subscription = ConsumerProtocolSubscription(
         topics=list(topics),
         user_data=data,
         owned_partitions=partitions_by_topic(owned),
@@ -118,7 +118,7 @@ def test_java_names_are_accepted_and_others_refused():
 @pytest.mark.both_kernels
 def test_bytes_are_those_of_the_specification():
     owned = [TopicPartition("t", 1), TopicPartition("t", 2)]
-    subscription = Subscription(
+    subscription = ConsumerProtocolSubscription(
         topics=["t"], user_data=b"u", owned_partitions=partitions_by_topic(owned), generation_id=5, rack_id="r"
     )
     encoded = encode_subscription(subscription)
@@ -135,7 +135,7 @@ def test_bytes_are_those_of_the_specification():
 
 @pytest.mark.both_kernels
 def test_newer_and_shortened_versions_are_read_as_far_as_known():
-    encoded = encode_subscription(Subscription(topics=["t"], generation_id=5))
+    encoded = encode_subscription(ConsumerProtocolSubscription(topics=["t"], generation_id=5))
     assert decode_subscription(b"\x00\x09" + encoded[2:] + b"more").generation_id == 5
     shortened = b"\x00\x01" + encoded[2:13]  # without owned partitions
     assert list(decode_subscription(shortened).topics) == ["t"]

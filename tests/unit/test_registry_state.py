@@ -54,6 +54,14 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
 )
 
 
+UNUSABLE = [
+    rb'{"id":1,"schema":"\"string\"\ud800"}',
+    rb'{"id":1,"schema":"x","metadata":{"properties":{"a":"\ud800"}}}',
+    b'{"id":0,"schema":"x"}',
+    b'{"id":2147483648,"schema":"x"}',
+]
+
+
 def replayed(records: list[Record]) -> RegistryState:
     state = RegistryState()
     for record in records:
@@ -112,6 +120,8 @@ def test_records_of_unknown_or_invalid_form_are_skipped():
     for key in keys:
         assert decode(Record(0, 0, key, b"{}", ())) is None
     schema_key = json.dumps({"keytype": "SCHEMA", "subject": "a", "version": 1, "magic": 1}).encode()
-    for value in (b"{}", b'{"id":"1","schema":"x"}', b'{"id":1,"schema":"x","schemaType":"XML"}'):
+    for value in (b"{}", b'{"id":"1","schema":"x"}', b'{"id":1,"schema":"x","schemaType":"XML"}', *UNUSABLE):
         assert decode(Record(0, 0, schema_key, value, ())) is None
     assert decode(Record(0, 0, b'{"keytype":"NOOP","magic":0}', None, ())) is None
+    assert decode(Record(0, 0, b'{"keytype":"NOOP","magic":0}', b'{"id":2147483648}', ())) is None
+    assert decode(Record(0, 0, rb'{"keytype":"MODE","subject":"\ud800","magic":0}', b'{"mode":"IMPORT"}', ())) is None

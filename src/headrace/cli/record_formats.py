@@ -169,7 +169,7 @@ class TypedInput:
         problem: str | None = None
         for text in texts:
             try:
-                rows.append(None if text is None else to_row(json.loads(text), data_type))
+                rows.append(None if text is None else to_row(_parse_json(text), data_type))
             except (ValueError, RecursionError) as error:
                 problem = str(error) or "nested too deeply"
                 break
@@ -183,6 +183,15 @@ class TypedInput:
         if errors:
             return encoded[: errors[0].row], errors[0].text
         return encoded, problem
+
+
+def _parse_json(text: bytes) -> Any:
+    try:
+        return json.loads(text.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not JSON in UTF-8: {error}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}; a text needs quotes") from None
 
 
 def _fitting(rows: list[Any], data_type: Any) -> tuple[list[Any], str]:

@@ -10,6 +10,7 @@ used, with a warning.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -67,6 +68,7 @@ class SchemaRegistryClient:
         self._cache = LruCache[tuple[Any, ...], RegisteredSchema](self.settings.cache_capacity)
         # With the time of the response.
         self._latest = LruCache[tuple[Any, ...], tuple[float, RegisteredSchema]](self.settings.cache_capacity)
+        self._expired_at_ms = -math.inf  # Latest versions that were cached until then are requested again.
 
     def __repr__(self) -> str:
         return f"SchemaRegistryClient({', '.join(url.text for url in self.settings.urls)})"
@@ -104,7 +106,7 @@ class SchemaRegistryClient:
         key = (subject, format)
         now_ms = self._clock.monotonic_ms()
         cached = self._latest.get(key)
-        if cached is not None and now_ms - cached[0] < self.settings.latest_ttl_ms:
+        if cached is not None and self._expired_at_ms < cached[0] and now_ms - cached[0] < self.settings.latest_ttl_ms:
             return cached[1]
         try:
             schema = self._get_version(subject, LATEST, format=format)
@@ -115,6 +117,10 @@ class SchemaRegistryClient:
             log.warning("continuing with version %s of subject %s: %s", schema.version, subject, error)
         self._latest.put(key, (now_ms, schema))
         return schema
+
+    def expire_latest(self) -> None:
+        """Let `get_latest` request each subject once more, whatever the age of the version in the cache."""
+        self._expired_at_ms = self._clock.monotonic_ms()
 
     def get_version(
         self, subject: str, version: int, *, deleted: bool = False, format: str | None = None

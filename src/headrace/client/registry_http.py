@@ -164,8 +164,8 @@ def _parse_urls(texts: Sequence[str]) -> tuple[tuple[RegistryUrl, ...], str | No
         if parts.scheme not in ("http", "https") or not host or not text.isprintable() or " " in text:
             # Without the text: it may have a password.
             raise ConfigError(
-                f"invalid schema.registry.url: expected URLs such as http://localhost:8081, and number {position} is "
-                f"none"
+                f"invalid schema.registry.url: expected URLs such as http://localhost:8081, but URL {position} of the "
+                f"list is not like that"
             )
         if parts.username is not None:
             credentials.add(f"{unquote(parts.username)}:{unquote(parts.password or '')}")

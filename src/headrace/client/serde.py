@@ -84,8 +84,8 @@ class SerdeSettings:
             return None
         format = SchemaFormat(name.upper())
         prefix = "" if field == "value" else "key."
-        reader = _choice(config.optional(str, f"{prefix}reader.schema"), format)
-        writer = _choice(config.optional(str, f"{prefix}writer.schema"), format)
+        reader = _choice(config, f"{prefix}reader.schema", format)
+        writer = _choice(config, f"{prefix}writer.schema", format)
         if config.of(bool, "use.latest.version"):
             writer = LATEST
         return cls(
@@ -170,12 +170,17 @@ class TopicSchemas:
         return TopicSchema(self.complete(schema.schema), schema.id, schema.version, schema.subject)
 
 
-def _choice(text: str | None, format: SchemaFormat) -> SchemaChoice | None:
+def _choice(config: Config, option: str, format: SchemaFormat) -> SchemaChoice | None:
+    text = config.optional(str, option)
     if text is None:
         return None
     if text == LATEST:
         return LATEST
-    return int(text) if text.isascii() and text.isdigit() else Schema(text, format)
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if text.isidentifier() and text not in ("true", "false"):  # which are JSON schemas; no other schema is a bare word
+        raise ConfigError(f"{option} is {text!r}; it may be latest, a version (a number), or the text of a schema")
+    return Schema(text, format)
 
 
 def _reject_without_format(config: Config, field: RecordField) -> None:

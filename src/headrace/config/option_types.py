@@ -392,6 +392,19 @@ class BrokerOptions(TypedDict, total=False):
     group_max_session_timeout_ms: int | str | None
     group_initial_rebalance_delay_ms: int | str | None
     group_max_size: int | str | None
+    group_coordinator_rebalance_protocols: str | list[str] | tuple[str, ...] | None
+    group_consumer_session_timeout_ms: int | str | None
+    group_consumer_min_session_timeout_ms: int | str | None
+    group_consumer_max_session_timeout_ms: int | str | None
+    group_consumer_heartbeat_interval_ms: int | str | None
+    group_consumer_min_heartbeat_interval_ms: int | str | None
+    group_consumer_max_heartbeat_interval_ms: int | str | None
+    group_consumer_assignment_interval_ms: int | str | None
+    group_consumer_min_assignment_interval_ms: int | str | None
+    group_consumer_max_assignment_interval_ms: int | str | None
+    group_consumer_assignors: str | list[str] | tuple[str, ...] | None
+    group_consumer_max_size: int | str | None
+    group_consumer_migration_policy: str | None
     quota_window_num: int | str | None
     quota_window_size_seconds: int | str | None
     ssl_keystore_location: str | None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 from headrace.types import TopicPartition
 from headrace.wire.consumer_protocol import (
-    Subscription,
+    ConsumerProtocolSubscription,
     decode_generation,
     decode_sticky,
     encode_generation,
@@ -67,7 +67,7 @@ class Member:
 
     member_id: str
     instance_id: str | None
-    subscription: Subscription
+    subscription: ConsumerProtocolSubscription
 
     @property
     def order(self) -> tuple[bool, str]:
@@ -149,7 +149,7 @@ def _claims(members: Sequence[Member], name: str) -> dict[TopicPartition, str]:
     return {tp: owner for tp, (generation, owner) in claims.items() if disputed.get(tp) != generation}
 
 
-def _owned(subscription: Subscription, name: str) -> tuple[list[TopicPartition], int]:
+def _owned(subscription: ConsumerProtocolSubscription, name: str) -> tuple[list[TopicPartition], int]:
     data = subscription.user_data
     if name == STICKY:
         return decode_sticky(data)

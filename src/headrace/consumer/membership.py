@@ -45,7 +45,7 @@ from headrace.wire.api.groups import (
     SyncGroupResponse,
 )
 from headrace.wire.consumer_protocol import (
-    Subscription,
+    ConsumerProtocolSubscription,
     decode_assignment,
     decode_subscription,
     encode_assignment,
@@ -378,7 +378,7 @@ class ClassicMembership:
         owned = self._application.owned() if self._is_cooperative else []
         rows = []
         for name in self._settings.assignors:
-            subscription = Subscription(
+            subscription = ConsumerProtocolSubscription(
                 topics=sorted(self._joined_topics),
                 user_data=user_data(name, self._previous, self._generation),
                 owned_partitions=partitions_by_topic(owned),

@@ -12,14 +12,10 @@ Plug-ins run on whole columns if they have one of these methods, else on one rec
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import date
-from datetime import time as time_of_day
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +27,7 @@ from headrace.spark.decisions import Fingerprint
 from headrace.spark.errors import BadRowError, PlanError
 from headrace.spark.plugin_columns import Columns, PluginColumns, Refuse
 from headrace.spark.read_columns import SchemasByField
+from headrace.spark.row_text import plain, row_texts
 from headrace.spark.sink_options import DEAD_LETTER, SinkOptions
 from headrace.wire.columns import HEADERS_TYPE, hash_rows
 from headrace.wire.layout import HEADER_BYTES, RECORD_OVERHEAD_BYTES_MAX
@@ -290,7 +287,11 @@ def _to_bytes(column: pa.Array, *, has_format: bool) -> pa.Array:
 
         if (rows := row_bytes(column)) is not None:
             return rows
-    return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
+    try:
+        values = column.to_pylist()
+    except (OverflowError, ValueError):  # such as a date after the year 9999
+        values = list(map(plain, column))
+    return pa.array([None if value is None else repr(value) for value in values], pa.string())
 
 
 def _too_large(columns: Columns, bytes_max: int) -> tuple[pa.Array, str] | None:
@@ -374,23 +375,11 @@ def _cut(column: pa.Array, cut_bytes: int, bytes_max: int) -> pa.Array:
     if pa.types.is_null(column.type):
         return column
     if not is_text_or_bytes(column.type):
-        to_text = _json_text if pa.types.is_nested(column.type) else str
-        rows = column.to_pylist(maps_as_pydicts="lossy")
-        return pa.array([None if row is None else to_text(row)[:cut_bytes].encode() for row in rows], pa.binary())
+        texts = row_texts(column)
+        return pa.array([None if text is None else text[:cut_bytes].encode() for text in texts], pa.binary())
     if (pc.max(_sizes(column)).as_py() or 0) < bytes_max // 2:
         return column.cast(pa.binary())
     values = column.cast(pa.binary()).to_pylist()
     return pa.array(
         [value if value is None or len(value) < bytes_max // 2 else value[:cut_bytes] for value in values], pa.binary()
     )
-
-
-def _json_text(row: object) -> str:
-    return json.dumps(row, default=_json_value, ensure_ascii=False)
-
-
-def _json_value(value: object) -> str:
-    """Return a value that JSON does not have: bytes in Base64, times in ISO 8601, decimals as text."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if isinstance(value, (date, time_of_day)) else str(value)

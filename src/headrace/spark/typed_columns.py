@@ -35,6 +35,7 @@ def find_schemas(options: SourceOptions, topics: Iterable[str] | None = None) ->
     """Return the readers' schemas of a query: of these topics, by default of all that it subscribes to."""
     assert options.formats is not None
     registry = options.formats.registry()
+    registry.expire_latest()  # the process of an earlier query may know an older version
     names: Sequence[str] | None = None if topics is None else sorted(topics)
     schemas: dict[RecordField, TopicSchemas] = {}
     for name, settings in options.formats.settings.items():
@@ -162,7 +163,7 @@ def _check_type(path: str, given: spark.DataType, source: spark.DataType) -> Non
             inner = f"{path}.{field.name}"
             if field.name not in by_name:
                 raise ConfigError(
-                    f"the schema has a field {inner}, which the reader's schema does not have; its fields are "
+                    f"schema(…) has the field {inner}, which the reader's schema does not have; its fields are "
                     f"{', '.join(by_name) or 'none'}"
                 )
             _check_nullable(inner, field.nullable, by_name[field.name].nullable)
@@ -179,14 +180,14 @@ def _check_type(path: str, given: spark.DataType, source: spark.DataType) -> Non
         return
     if given != source:
         raise ConfigError(
-            f"the schema has {path} as {_shown(given)}; the reader's schema gives {_shown(source)}: use that, and cast "
+            f"schema(…) has {path} as {_shown(given)}, the reader's schema as {_shown(source)}: use that, and cast "
             "the column"
         )
 
 
 def _check_nullable(path: str, given: bool, source: bool) -> None:
     if source and not given:
-        raise ConfigError(f"the schema has {path} as not null, but it may be null in the reader's schema: allow nulls")
+        raise ConfigError(f"schema(…) has {path} as NOT NULL, but the reader's schema allows null: leave NOT NULL out")
 
 
 def _selected(data_type: spark.DataType) -> tuple[str, ...] | None:

@@ -1,11 +1,12 @@
 """What members of a classic consumer group tell each other: subscriptions and assignments, in Kafka's formats.
 
-The coordinator passes these bytes on without reading them. They start with their version. A newer version than the
-known ones starts with the fields of the newest known one.
+The coordinator of a classic group passes these bytes on without reading them; it reads those of classic consumers in a
+consumer group (KIP-848). They start with their version. A newer version than the known ones starts with the fields of
+the newest known one.
 
-    Subscription  v0 topics, user data; v1 owned partitions; v2 generation; v3 rack
-    Assignment    v0 to v3: partitions, user data
-    StickyUserData  the user data of the sticky assignor: v0 partitions; v1 generation
+    ConsumerProtocolSubscription  v0 topics, user data; v1 owned partitions; v2 generation; v3 rack
+    ConsumerProtocolAssignment    v0 to v3: partitions, user data
+    StickyUserData                the user data of the sticky assignor: v0 partitions; v1 generation
 """
 
 from __future__ import annotations
@@ -20,53 +21,59 @@ from headrace.types import TopicPartition
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import Message, Struct, array, bytes_, codec, int32, string
 
-NEWEST = 3
+PROTOCOL_TYPE = "consumer"
+LAST_VERSION = 3
 M = TypeVar("M", bound=Message)
 _version = struct.Struct(">h")
 _generation = struct.Struct(">i")
 
 
-class PartitionsOfTopic(Struct):
+class ProtocolTopicPartition(Struct):
     topic: str = string()
     partitions: Sequence[int] = array(int32)
 
 
-class Subscription(Message, versions="0-3"):
+class ConsumerProtocolSubscription(Message, versions="0-3"):
     topics: Sequence[str] = array(string)
     user_data: bytes | None = bytes_(nullable="0+", default=None)
-    owned_partitions: Sequence[PartitionsOfTopic] = array(PartitionsOfTopic, "1+", ignorable=True)
+    owned_partitions: Sequence[ProtocolTopicPartition] = array(ProtocolTopicPartition, "1+", ignorable=True)
     generation_id: int = int32("2+", default=-1, ignorable=True)
     rack_id: str | None = string("3+", nullable="3+", default=None, ignorable=True)
 
 
-class MemberAssignment(Message, versions="0-3"):
-    assigned_partitions: Sequence[PartitionsOfTopic] = array(PartitionsOfTopic)
+class ConsumerProtocolAssignment(Message, versions="0-3"):
+    assigned_partitions: Sequence[ProtocolTopicPartition] = array(ProtocolTopicPartition)
     user_data: bytes | None = bytes_(nullable="0+", default=None)
 
 
 class StickyUserData(Message, versions="0-1"):
-    previous_assignment: Sequence[PartitionsOfTopic] = array(PartitionsOfTopic)
+    previous_assignment: Sequence[ProtocolTopicPartition] = array(ProtocolTopicPartition)
     generation: int = int32("1+", default=-1, ignorable=True)
 
 
-def encode_subscription(subscription: Subscription) -> bytes:
-    return _version.pack(NEWEST) + subscription.encode(NEWEST)
+def encode_subscription(subscription: ConsumerProtocolSubscription) -> bytes:
+    return _version.pack(LAST_VERSION) + subscription.encode(LAST_VERSION)
 
 
-def decode_subscription(data: Buffer) -> Subscription:
-    return _decode(Subscription, data, "the subscription of a member")
+def decode_subscription(data: Buffer) -> ConsumerProtocolSubscription:
+    return _decode(ConsumerProtocolSubscription, data)
 
 
-def encode_assignment(partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:
+def encode_assignment(
+    partitions: Iterable[TopicPartition], user_data: bytes | None = None, *, version: int = LAST_VERSION
+) -> bytes:
+    """Encode the assignment of a member. `version`: that of its subscription."""
+    version = min(version, LAST_VERSION)
     rows = partitions_by_topic(partitions)
-    return _version.pack(NEWEST) + MemberAssignment(assigned_partitions=rows, user_data=user_data).encode(NEWEST)
+    message = ConsumerProtocolAssignment(assigned_partitions=rows, user_data=user_data)
+    return _version.pack(version) + message.encode(version)
 
 
 def decode_assignment(data: Buffer) -> list[TopicPartition]:
     """Return the assigned partitions; empty bytes assign none."""
     if not len(data):
         return []
-    return flat(_decode(MemberAssignment, data, "the assignment of a member").assigned_partitions)
+    return flat(_decode(ConsumerProtocolAssignment, data).assigned_partitions)
 
 
 def encode_sticky(partitions: Iterable[TopicPartition], generation: int) -> bytes:
@@ -97,26 +104,32 @@ def decode_generation(data: Buffer | None) -> int:
     return decode_sticky(data)[1]
 
 
-def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[PartitionsOfTopic]:
+def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[ProtocolTopicPartition]:
     grouped: defaultdict[str, list[int]] = defaultdict(list)
     for topic, number in partitions:
         grouped[topic].append(number)
-    return [PartitionsOfTopic(topic=topic, partitions=numbers) for topic, numbers in grouped.items()]
+    return [ProtocolTopicPartition(topic=topic, partitions=numbers) for topic, numbers in grouped.items()]
 
 
-def flat(rows: Iterable[PartitionsOfTopic]) -> list[TopicPartition]:
+def flat(rows: Iterable[ProtocolTopicPartition]) -> list[TopicPartition]:
     return [TopicPartition(row.topic, number) for row in rows for number in row.partitions]
 
 
-def _decode(kind: type[M], data: Buffer, what: str) -> M:
-    if len(data) < _version.size:
-        raise MalformedError(f"expected {what}, got {len(data)} bytes", offset=0)
-    (version,) = _version.unpack_from(data)
+def protocol_version(data: Buffer) -> int:
+    """Return the version of a subscription or assignment."""
+    view = memoryview(data)
+    if len(view) < _version.size:
+        raise MalformedError(f"invalid consumer protocol metadata: expected a version, got {len(view)} bytes", offset=0)
+    version = int(_version.unpack_from(view)[0])
     if version < 0:
-        raise MalformedError(f"expected {what} of version 0 or later, got {version}", offset=0)
+        raise MalformedError(f"invalid version {version} of consumer protocol metadata: expected 0 or more", offset=0)
+    return version
+
+
+def _decode(kind: type[M], data: Buffer) -> M:
     # Some clients leave out the last fields of a version, others add fields: use those that are there.
     failure: MalformedError | None = None
-    for known in range(min(version, NEWEST), -1, -1):
+    for known in range(min(protocol_version(data), LAST_VERSION), -1, -1):
         try:
             message: M = codec(kind, known).decode(data, _version.size)
         except MalformedError as error:

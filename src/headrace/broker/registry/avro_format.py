@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.broker.registry.avro_compatibility import find_incompatibilities
 from headrace.broker.registry.changes import dump
-from headrace.broker.registry.formats import Incompatibility
+from headrace.broker.registry.formats import Incompatibility, load_json
 from headrace.errors import SchemaError
 from headrace.schema.avro_defaults import encode_default
 from headrace.schema.avro_schema import (
@@ -47,7 +47,10 @@ class ParsedAvro:
         self._references = references
         self.schema = parse_schema(text, references, recursive=True)
         _check_defaults(self.schema, set())
-        self._node = json.loads(text)
+        try:
+            self._node = load_json(text)
+        except ValueError as error:
+            raise SchemaError(f"not JSON: {error}") from None
         self.text = self.identity = dump(_Writer().write(self._node, ""))
 
     def normalized(self) -> str:

@@ -29,6 +29,7 @@ from headrace.wire.layout import NO_TIMESTAMP, Record
 log = logging.getLogger("headrace.broker.registry")
 
 TOPIC = "_schemas"
+ID_MAX = 2**31 - 1
 _GUIDS = UUID("6d0f6b0e-7c0e-5a57-9d5c-3f7c5d0b8a41")  # the namespace of GUIDs; must never change
 
 
@@ -197,7 +198,7 @@ def _decode(key: dict[str, Any], value: dict[str, Any] | None) -> Change | None:
     if kind == "MODE":
         return ModeChange(subject, None if value is None else _text(value["mode"]))
     if kind == "NOOP":
-        return LargestId(_number(value["id"])) if value else None
+        return LargestId(_id(value["id"])) if value else None
     if subject is None:
         raise ValueError(f"a {kind} record without a subject")
     if kind == "SCHEMA":
@@ -223,7 +224,8 @@ def _decode_version(subject: str, version: int, value: dict[str, Any]) -> Subjec
         dump(value["metadata"]) if value.get("metadata") else "",
         dump(value["ruleSet"]) if value.get("ruleSet") else "",
     )
-    return SubjectVersion(subject, version, _number(value["id"]), content, bool(value.get("deleted")))
+    _text(content.metadata + content.rule_set)
+    return SubjectVersion(subject, version, _id(value["id"]), content, bool(value.get("deleted")))
 
 
 def _without_subject(value: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +235,7 @@ def _without_subject(value: dict[str, Any]) -> dict[str, Any]:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, got {value!r:.100}")
+    value.encode()  # UnicodeEncodeError, a ValueError, for half of a surrogate pair
     return value
 
 
@@ -240,3 +243,11 @@ def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"expected an integer, got {value!r:.100}")
     return value
+
+
+def _id(value: object) -> int:
+    """Return a schema id. A larger one would not fit into a record, and would leave no ids for new schemas."""
+    schema_id = _number(value)
+    if not 0 < schema_id <= ID_MAX:
+        raise ValueError(f"invalid id {schema_id}: expected 1 to {ID_MAX}")
+    return schema_id

@@ -7,9 +7,11 @@ Texts come from anybody: parsers limit size and depth, and comparisons are count
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from headrace.errors import SchemaError
 from headrace.schema.types import Schema, SchemaFormat
@@ -112,8 +114,33 @@ class Comparison:
             self.reasons.append(Incompatibility(kind, path or "/", text))
 
 
+def load_json(text: str) -> Any:
+    """Return the value of a JSON text; raise ValueError also for NaN and for numbers that are infinite as a double."""
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:30]} is too large")
+    return number
+
+
 def parse(schema: Schema, references: Mapping[str, str]) -> ParsedSchema:
     """Parse a schema; raise SchemaError. `references` has the texts by name, each after those that it refers to."""
+    parsed = _parse(schema, references)
+    try:
+        parsed.text.encode()
+    except UnicodeEncodeError as error:  # the topic could not be read again
+        raise SchemaError(f"lone surrogate at character {error.start:,} of the schema: remove it") from None
+    return parsed
+
+
+def _parse(schema: Schema, references: Mapping[str, str]) -> ParsedSchema:
     # Imported here: most registries have schemas of one format.
     if schema.format is SchemaFormat.AVRO:
         from headrace.broker.registry.avro_format import ParsedAvro

@@ -7,13 +7,12 @@ schema itself or in one of its references; nothing is fetched.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urljoin
 
 from headrace.broker.registry.changes import dump
-from headrace.broker.registry.formats import Incompatibility
+from headrace.broker.registry.formats import Incompatibility, load_json
 from headrace.errors import SchemaError
 
 JsonNode: TypeAlias = dict[str, Any] | bool
@@ -171,7 +170,7 @@ class JsonDocument:
 
 def _load(text: str) -> JsonNode:
     try:
-        node = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        node = load_json(text)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -197,17 +196,6 @@ def _check_depth(node: object) -> None:
 
 def _too_deep() -> SchemaError:
     return SchemaError(f"the JSON is nested deeper than {DEPTH_MAX} levels: flatten it")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"the number {text[:30]} is too large")
-    return number
 
 
 def _text_of(node: JsonNode, keyword: str) -> str:

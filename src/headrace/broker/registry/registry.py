@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.broker.registry import rest_errors
 from headrace.broker.registry.changes import (
+    ID_MAX,
     Change,
     ConfigChange,
     LargestId,
@@ -45,7 +46,6 @@ REFERENCE_DEPTH_MAX = 32
 REFERENCES_MAX = 1_000
 """Schemas that one schema refers to, directly and through others."""
 SUBJECT_CHARS_MAX = 1_000
-ID_MAX = 2**31 - 1
 PARSED_MAX = 500
 """Parsed schemas that are kept."""
 LATEST = -1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
 from headrace.broker.registry import rest_errors
-from headrace.broker.registry.changes import SchemaContent
+from headrace.broker.registry.changes import SchemaContent, dump
 from headrace.broker.registry.compatibility import CompatibilityLevel
+from headrace.broker.registry.formats import load_json
 from headrace.broker.registry.registry import LATEST, Registration, canonical_json
 from headrace.broker.registry.rest_errors import VERSION_MAX, RestError
 from headrace.schema.types import Schema, SchemaFormat, SchemaReference
@@ -147,9 +147,14 @@ def parse_mode(body: bytes, modes: Sequence[str]) -> str:
 
 def _load(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
+        value = load_json(body.decode())
+        dump(value).encode()
     except RecursionError:
         raise RestError(400, "invalid body: its JSON is nested too deeply") from None
+    except UnicodeError as error:
+        raise RestError(
+            400, f"invalid body: expected JSON in UTF-8, without half of a surrogate pair: {error}"
+        ) from None
     except ValueError as error:
         raise RestError(400, f"invalid body: expected JSON: {error}") from None
     if not isinstance(value, dict):
