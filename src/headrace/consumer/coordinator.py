@@ -65,6 +65,7 @@ RETRIED = frozenset(
 REMOVED = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION, Code.FENCED_MEMBER_EPOCH})
 
 R = TypeVar("R", bound=Message)
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +79,18 @@ class CoordinatorRequest(Generic[R]):
     on_result: Callable[[R | HeadraceError], None]
     send_at_ms: float = 0.0
     deadline_ms: float = float("inf")
+
+
+@dataclass(slots=True, frozen=True)
+class _RetriedRequest(Generic[R, T]):
+    """A request that is retried until its deadline. `read` returns the error code and the result of a response."""
+
+    kind: type[RequestMessage[R]]
+    build: Callable[[int], RequestMessage[R]]
+    versions: tuple[int, int]
+    read: Callable[[R], tuple[int, T]]
+    error_of: Callable[[int], HeadraceError]
+    deadline_ms: float
 
 
 class GroupCoordinator:
@@ -245,45 +258,49 @@ class GroupCoordinator:
         deadline_ms: float,
     ) -> None:
         """Commit offsets, with retries until the deadline."""
-        failures = 0
 
         def build(version: int) -> OffsetCommitRequest:
-            identity = self.identity()
-            return _commit_request(identity, offsets, version)
+            return _commit_request(self.identity(), offsets, version)
 
-        def on_response(response: OffsetCommitResponse | HeadraceError) -> None:
-            nonlocal failures
-            if isinstance(response, OffsetCommitResponse):
-                codes = {p.error_code for topic in response.topics for p in topic.partitions} - {Code.NONE}
-                if not codes:
-                    on_result(None)
+        def read(response: OffsetCommitResponse) -> tuple[int, None]:
+            codes = {p.error_code for topic in response.topics for p in topic.partitions} - {Code.NONE}
+            return next((code for code in codes if code not in RETRIED), min(codes, default=Code.NONE)), None
+
+        retried = _RetriedRequest(OffsetCommitRequest, build, COMMIT_VERSIONS, read, self._commit_error, deadline_ms)
+        self._send_retried(retried, on_result)
+
+    def _send_retried(
+        self, retried: _RetriedRequest[R, T], on_result: Callable[[T | HeadraceError], None], failures: int = 0
+    ) -> None:
+        """Send a request until it succeeds, fails for good, or its deadline has passed."""
+
+        def on_response(response: R | HeadraceError) -> None:
+            if isinstance(response, HeadraceError):
+                error, is_retried = response, isinstance(response, ConnectionFailedError)
+            else:
+                code, value = retried.read(response)
+                if code == Code.NONE:
+                    on_result(value)
                     return
-                code = next((code for code in codes if code not in RETRIED), min(codes))
                 if code in MOVED:
                     self.forget(BrokerError(code=code))
-                error = self._commit_error(code)
-                is_retried = code in RETRIED
-            else:
-                error, is_retried = response, isinstance(response, ConnectionFailedError)
-            failures += 1
-            retry_at_ms = self.retry_at_ms(failures)
-            if is_retried and retry_at_ms < deadline_ms:
-                self.submit(request(retry_at_ms))
+                error, is_retried = retried.error_of(code), code in RETRIED
+            if is_retried and self.retry_at_ms(failures + 1) < retried.deadline_ms:
+                self._send_retried(retried, on_result, failures + 1)
             else:
                 on_result(error)
 
-        def request(send_at_ms: float) -> CoordinatorRequest[OffsetCommitResponse]:
-            return CoordinatorRequest(
-                OffsetCommitRequest.api_key,
-                build,
-                COMMIT_VERSIONS,
+        self.submit(
+            CoordinatorRequest(
+                retried.kind.api_key,
+                retried.build,
+                retried.versions,
                 self._timeout_ms,
                 on_response,
-                send_at_ms,
-                deadline_ms,
+                self.retry_at_ms(failures) if failures else 0.0,
+                retried.deadline_ms,
             )
-
-        self.submit(request(0.0))
+        )
 
     def _commit_error(self, code: int) -> HeadraceError:
         if code in REMOVED:
@@ -304,44 +321,19 @@ class GroupCoordinator:
     ) -> None:
         """Fetch committed offsets; partitions without one are missing in the result."""
         names = list(partitions)
-        deadline_ms = self._clock.monotonic_ms() + self._api_timeout_ms
-        failures = 0
 
-        def build(version: int) -> OffsetFetchRequest:
-            return self._fetch_request(names, version)
+        def error_of(code: int) -> HeadraceError:
+            return BrokerError(f"committed offsets of group {self._settings.group_id!r}", code=code)
 
-        def on_response(response: OffsetFetchResponse | HeadraceError) -> None:
-            nonlocal failures
-            if isinstance(response, OffsetFetchResponse):
-                code, offsets = _read_committed(response)
-                if code == Code.NONE:
-                    on_result(offsets)
-                    return
-                if code in MOVED:
-                    self.forget(BrokerError(code=code))
-                error: HeadraceError = BrokerError(f"committed offsets of {self._settings.group_id!r}", code=code)
-                is_retried = code in RETRIED
-            else:
-                error, is_retried = response, isinstance(response, ConnectionFailedError)
-            failures += 1
-            retry_at_ms = self.retry_at_ms(failures)
-            if is_retried and retry_at_ms < deadline_ms:
-                self.submit(request(retry_at_ms))
-            else:
-                on_result(error)
-
-        def request(send_at_ms: float) -> CoordinatorRequest[OffsetFetchResponse]:
-            return CoordinatorRequest(
-                OffsetFetchRequest.api_key,
-                build,
-                FETCH_VERSIONS,
-                self._timeout_ms,
-                on_response,
-                send_at_ms,
-                deadline_ms,
-            )
-
-        self.submit(request(0.0))
+        retried = _RetriedRequest(
+            OffsetFetchRequest,
+            lambda version: self._fetch_request(names, version),
+            FETCH_VERSIONS,
+            _read_committed,
+            error_of,
+            self._clock.monotonic_ms() + self._api_timeout_ms,
+        )
+        self._send_retried(retried, on_result)
 
     def _fetch_request(self, names: list[TopicPartition], version: int) -> OffsetFetchRequest:
         grouped: defaultdict[str, list[int]] = defaultdict(list)
