@@ -27,7 +27,6 @@ from headrace.errors import (
     API_ERRORS,
     BufferExhaustedError,
     ClosedError,
-    ConfigError,
     HeadraceError,
     IllegalStateError,
     IoThreadError,
@@ -41,7 +40,7 @@ from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricsObserver, ProducerMetrics, Transaction
 from headrace.producer.partitioners import AdaptiveSticky
-from headrace.producer.pipeline import SendPipeline
+from headrace.producer.pipeline import SendPipeline, refuse_unused_formats
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
 from headrace.producer.records import Delivery, Offsets, PreparedRecord, ProducerRecord
@@ -93,7 +92,7 @@ class SendEngine:
             on_failure.callback(self.network.close)
             self.sender = self._make_sender(observer)
             self._register_gauges()
-            _refuse_unused_formats(config)
+            refuse_unused_formats(config)
             config.warn_of_unused(self.log)
             self.thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
             self.thread.start()
@@ -599,13 +598,3 @@ def _no_metadata(topic: str, partition: int | None, cluster: Cluster, waited_ms:
     return f"{missing} is not in the metadata after {waited_ms:.0f} ms (max.block.ms){known}" + (
         f"; {reason}" if reason else ""
     )
-
-
-def _refuse_unused_formats(config: Config) -> None:
-    """Raise if a format is set that no serializer has read: records would be written without a schema."""
-    for field in ("key", "value"):
-        if f"{field}.format" in config.unused and str(config[f"{field}.format"]).lower() != "none":
-            raise ConfigError(
-                f"{field}.format is set, but {field}.serializer is {config[f'{field}.serializer']!r}, which writes no "
-                f"schema ids: set {field}.serializer to avro, protobuf or json-schema"
-            )

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster
 from headrace.client.plugins import PluginLoader
+from headrace.config import Config
+from headrace.errors import ConfigError
 from headrace.producer import interceptors, partitioners, serializers
 from headrace.producer.records import Delivery, PreparedRecord, ProducerRecord, checked_headers
 from headrace.producer.settings import ProducerSettings
@@ -141,3 +143,13 @@ class SendPipeline:
             return partition
 
         return choose
+
+
+def refuse_unused_formats(config: Config) -> None:
+    """Raise if a format is set that no serializer has read: records would be written without a schema."""
+    for field in ("key", "value"):
+        if f"{field}.format" in config.unused and str(config[f"{field}.format"]).lower() != "none":
+            raise ConfigError(
+                f"{field}.format is set, but {field}.serializer is {config[f'{field}.serializer']!r}, which writes no "
+                f"schema ids: set {field}.serializer to avro, protobuf or json-schema"
+            )
