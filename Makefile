@@ -15,13 +15,13 @@ SPARK := tests/spark tests/docs tests/schema/test_page.py
 LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
-	bench-wire bench-schema bench-producer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
+	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
 	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
-	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
+	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
@@ -132,6 +132,9 @@ bench-schema: .venv/.ready .venv/.kernel
 
 bench-producer: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.producer
+
+bench-consumer: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.consumer
 
 bench-broker: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.broker

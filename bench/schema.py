@@ -1,6 +1,6 @@
 """`make bench-schema`: Avro, Protobuf and JSON to Arrow columns and back, beside other libraries.
 
-One process on one core. The cases of Protobuf are in schema_protobuf.py.
+One process on one core. The cases of Protobuf are in schema_protobuf.py, those of single dicts in schema_values.py.
 
 Two records: four columns (long, string, double, timestamp; two of them nullable), and a nested one (record, array of
 records, map, enum, decimal, union). fastavro's rows are made into Arrow columns as well for "to Arrow"; the target is
@@ -28,6 +28,7 @@ import pyarrow.json
 
 from bench.harness import Case, measure, report
 from bench.schema_protobuf import protobuf_cases
+from bench.schema_values import targets, value_cases
 from headrace.schema.avro import AvroDecoder, AvroEncoder
 from headrace.schema.json_schema import JsonDecoder, JsonEncoder
 from headrace.wire.kernel import KERNEL_NAME
@@ -217,13 +218,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--values", action="store_true", help="only the cases of single dicts")
     options = parser.parse_args()
-    cases = [*cases_of("four columns", FLAT, flat_row), *cases_of("nested", NESTED, nested_row)]
-    cases += [*protobuf_cases(), *json_cases()]
-    measure(cases, options.rounds)
+    cases: list[Case] = []
+    if not options.values:
+        cases = [*cases_of("four columns", FLAT, flat_row), *cases_of("nested", NESTED, nested_row)]
+        cases += [*protobuf_cases(), *json_cases()]
+    avro = {"four fields": (FLAT, flat_row), "nested": (NESTED, nested_row)}
+    with value_cases(avro, json.dumps({"title": "Order", **FLAT_JSON}), flat_row) as singles:
+        cases = singles if options.values else cases + singles
+        measure(cases, options.rounds)
     met = report(f"Avro, Protobuf and JSON, {KERNEL_NAME} kernel, {ROWS:,} records", cases, options.json)
     medians = {case.name: case.median_ns for case in cases}
-    for title in ("four columns", "nested"):
+    for title, ratio, is_met in targets(medians):
+        met &= is_met
+        if not options.json:
+            print(f"{title}: {ratio:.1f} times as fast as Confluent's, target ≥ 1: {'met' if is_met else 'MISSED'}")
+    for title in () if options.values else ("four columns", "nested"):
         for what in ("decode", "encode"):
             ratio = medians[f"{title}: fastavro {what}"] / medians[f"{title}: {what}"]
             rate = 1e3 / medians[f"{title}: {what}"]

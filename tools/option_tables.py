@@ -27,6 +27,12 @@ def _producer() -> Mapping[str, Option]:
     return PRODUCER_OPTIONS
 
 
+def _consumer() -> Mapping[str, Option]:
+    from headrace.consumer.options import CONSUMER_OPTIONS
+
+    return CONSUMER_OPTIONS
+
+
 def _spark_sink() -> Mapping[str, Option]:
     from headrace.spark.sink_options import SINK_OPTIONS
 
@@ -76,6 +82,7 @@ def _topic() -> Mapping[str, Option]:
 
 SETS: dict[str, Callable[[], Mapping[str, Option]]] = {
     "producer": _producer,
+    "consumer": _consumer,
     "spark-sink": _spark_sink,
     "spark-source": _spark_source,
     "spark-source-kafka": _spark_source_kafka,

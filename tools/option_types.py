@@ -12,6 +12,7 @@ from pathlib import Path
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.config import Kind, OneOf, Option
+from headrace.consumer.options import CONSUMER_OPTIONS
 from headrace.legacy.options import OPTIONS as LEGACY_OPTIONS
 from headrace.producer.options import PRODUCER_OPTIONS
 
@@ -44,8 +45,8 @@ TYPES: dict[Kind, str] = {
     "class": "object",
     "classes": "object",
 }
-# Parameters of the producers, so they cannot be keys of their keyword arguments, too.
-PARAMETERS = {"key.serializer", "value.serializer"}
+# Parameters of the clients, so they cannot be keys of their keyword arguments, too.
+PARAMETERS = {"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"}
 
 
 def render() -> str:
@@ -56,6 +57,7 @@ def render() -> str:
             _typed_dict(
                 "ProducerOptions", "Options of `Producer`, `AsyncProducer` and `MockProducer`.", PRODUCER_OPTIONS
             ),
+            _typed_dict("ConsumerOptions", "Options of `Consumer` and `AsyncConsumer`.", CONSUMER_OPTIONS),
             _typed_dict("LegacyProducerOptions", "Options of the 0.8 producer.", LEGACY_OPTIONS),
             _typed_dict(
                 "BrokerOptions",

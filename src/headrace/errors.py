@@ -5,9 +5,10 @@
     HeadraceError
     ├── RetriableError                  temporary: the same call may succeed later
     ├── AbortableError                  the transaction must be aborted; then the producer can continue
-    ├── FatalError                      the producer cannot continue: close it
+    ├── FatalError                      the producer or consumer cannot continue: close it
     ├── ConfigError                     an option is unknown, out of range, or contradicts another one
     ├── SerializationError              a serializer does not accept a key or value
+    ├── DeserializationError            a deserializer does not accept the bytes of a key or value
     ├── WireError                       bytes that violate the protocol
     │   ├── MalformedError              bytes that cannot be decoded
     │   └── CorruptBatchError           a batch whose checksum or count is wrong
@@ -22,7 +23,11 @@
     ├── TimedOutError                   a wait timed out (also a TimeoutError)
     │   └── BufferExhaustedError        buffer.memory was full for max.block.ms
     ├── RecordTooLargeError             a record larger than max.request.size or buffer.memory
-    ├── IoThreadError                   the producer's I/O thread died
+    ├── IoThreadError                   the I/O thread of a producer or consumer died
+    ├── WakeupError                     `wakeup()` interrupted a consumer's call
+    ├── NoOffsetError                   a partition without a committed offset, and auto.offset.reset=none
+    ├── LogTruncationError              records that were read are not in the log any more (auto.offset.reset=none)
+    ├── CommitFailedError               the group has assigned the partitions to another member
     ├── SchemaError                     a schema, or data that do not fit their schema
     │   ├── SchemaFramingError          a value without a valid schema id
     │   └── RegistryError               the schema registry returned an error (`error.status`, `error.code`)
@@ -49,7 +54,14 @@
         ├── OutOfOrderSequenceError     a gap in a producer's sequence numbers (AbortableError)
         ├── TransactionAbortableError   the broker asks for an abort (KIP-890) (AbortableError)
         ├── InvalidTxnStateError, InvalidPidMappingError, TransactionTimeoutError (FatalError)
-        └── UnknownProducerIdError      the broker has no state of the producer id
+        ├── UnknownProducerIdError      the broker has no state of the producer id
+        ├── OffsetOutOfRangeError       the log does not have the offset
+        ├── RebalanceInProgressError    the group rebalances: poll, then repeat the call
+        ├── UnknownMemberIdError, IllegalGenerationError, FencedMemberEpochError, StaleMemberEpochError
+        │                               the group has removed the member, or has rebalanced without it
+        ├── FencedInstanceIdError       another consumer uses the group.instance.id (FatalError)
+        └── InconsistentGroupProtocolError, UnsupportedAssignorError, InvalidGroupIdError,
+            InvalidSessionTimeoutError, GroupMaxSizeReachedError, UnreleasedInstanceIdError (FatalError)
 
 `BrokerError(message, code=...)` makes an instance of the class of that code, so that callers can catch it by name.
 
@@ -59,8 +71,13 @@ is for that: `__reduce__` rebuilds an error from its constructor's arguments.
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
+
+from headrace.error_codes import ERROR_CODES as ERROR_CODES
+from headrace.error_codes import RETRIABLE_CODES
+from headrace.error_codes import Code as Code
+from headrace.error_codes import ErrorCode as ErrorCode
+from headrace.error_codes import error_name as error_name
 
 
 class HeadraceError(Exception):
@@ -85,7 +102,7 @@ class AbortableError(HeadraceError):
 
 
 class FatalError(HeadraceError):
-    """The producer cannot continue: close it."""
+    """The producer or consumer cannot continue: close it."""
 
 
 class ConfigError(HeadraceError):
@@ -102,6 +119,22 @@ class SerializationError(HeadraceError):
         self.topic = topic
         self.serializer = serializer
         self.value_type = value_type
+
+
+class DeserializationError(HeadraceError):
+    """A deserializer does not accept the bytes of a key or value: see `partition` and `offset`.
+
+    The position of the partition is that of the record: seek to the next one to skip it.
+    """
+
+    _fields = ("deserializer", "topic", "partition", "offset")
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int, deserializer: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.deserializer = deserializer
 
 
 class WireError(HeadraceError):
@@ -170,7 +203,23 @@ class RecordTooLargeError(HeadraceError):
 
 
 class IoThreadError(HeadraceError):
-    """The producer's I/O thread died of `__cause__`. Close the producer and create a new one."""
+    """The I/O thread of a producer or consumer died of `__cause__`. Close the client and create a new one."""
+
+
+class WakeupError(HeadraceError):
+    """`wakeup()` interrupted a call of a consumer."""
+
+
+class NoOffsetError(HeadraceError):
+    """A partition has no committed offset, and auto.offset.reset is none."""
+
+
+class LogTruncationError(HeadraceError):
+    """The log lost records that were read, after an unclean election; auto.offset.reset is none (KIP-320)."""
+
+
+class CommitFailedError(HeadraceError):
+    """Offsets could not be committed: the group has rebalanced, and another member may own the partitions."""
 
 
 class SchemaError(HeadraceError):
@@ -244,7 +293,7 @@ class BrokerError(HeadraceError):
 
     def __new__(cls, message: str = "", *, code: int) -> BrokerError:
         if cls is BrokerError:
-            other = RetriableBrokerError if code in _RETRIABLE else BrokerError
+            other = RetriableBrokerError if code in RETRIABLE_CODES else BrokerError
             return super().__new__(BrokerError._by_code.get(code, other))
         return super().__new__(cls)
 
@@ -258,7 +307,7 @@ class BrokerError(HeadraceError):
 
     @property
     def retriable(self) -> bool:
-        return self.code in _RETRIABLE
+        return self.code in RETRIABLE_CODES
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code}): {self.args[0]}" if self.args[0] else f"{self.name} ({self.code})"
@@ -266,199 +315,6 @@ class BrokerError(HeadraceError):
 
 API_ERRORS = (AuthenticationError, BrokerError, RecordTooLargeError, TimedOutError, UnsupportedVersionError)
 """Kafka's ApiException: `send` returns a future that has failed with such an error, and raises all others."""
-
-
-class ErrorCode(NamedTuple):
-    """A row of Kafka's table of error codes."""
-
-    code: int
-    name: str
-    retriable: bool
-
-
-def error_name(code: int) -> str:
-    """Return the name of an error code, or `ERROR_<number>` for an unknown one."""
-    known = ERROR_CODES.get(code)
-    return known.name if known else f"ERROR_{code}"
-
-
-class Code(IntEnum):
-    """Kafka's error codes, as of Apache Kafka 4.3, including those of features that headrace does not use."""
-
-    UNKNOWN_SERVER_ERROR = -1
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    INVALID_FETCH_SIZE = 4
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    BROKER_NOT_AVAILABLE = 8
-    REPLICA_NOT_AVAILABLE = 9
-    MESSAGE_TOO_LARGE = 10
-    STALE_CONTROLLER_EPOCH = 11
-    OFFSET_METADATA_TOO_LARGE = 12
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    INVALID_REQUIRED_ACKS = 21
-    ILLEGAL_GENERATION = 22
-    INCONSISTENT_GROUP_PROTOCOL = 23
-    INVALID_GROUP_ID = 24
-    UNKNOWN_MEMBER_ID = 25
-    INVALID_SESSION_TIMEOUT = 26
-    REBALANCE_IN_PROGRESS = 27
-    INVALID_COMMIT_OFFSET_SIZE = 28
-    TOPIC_AUTHORIZATION_FAILED = 29
-    GROUP_AUTHORIZATION_FAILED = 30
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TIMESTAMP = 32
-    UNSUPPORTED_SASL_MECHANISM = 33
-    ILLEGAL_SASL_STATE = 34
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_REPLICA_ASSIGNMENT = 39
-    INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
-    INVALID_REQUEST = 42
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
-    POLICY_VIOLATION = 44
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    INVALID_TXN_STATE = 48
-    INVALID_PRODUCER_ID_MAPPING = 49
-    INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTION_COORDINATOR_FENCED = 52
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    SECURITY_DISABLED = 54
-    OPERATION_NOT_ATTEMPTED = 55
-    KAFKA_STORAGE_ERROR = 56
-    LOG_DIR_NOT_FOUND = 57
-    SASL_AUTHENTICATION_FAILED = 58
-    UNKNOWN_PRODUCER_ID = 59
-    REASSIGNMENT_IN_PROGRESS = 60
-    DELEGATION_TOKEN_AUTH_DISABLED = 61
-    DELEGATION_TOKEN_NOT_FOUND = 62
-    DELEGATION_TOKEN_OWNER_MISMATCH = 63
-    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64
-    DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65
-    DELEGATION_TOKEN_EXPIRED = 66
-    INVALID_PRINCIPAL_TYPE = 67
-    NON_EMPTY_GROUP = 68
-    GROUP_ID_NOT_FOUND = 69
-    FETCH_SESSION_ID_NOT_FOUND = 70
-    INVALID_FETCH_SESSION_EPOCH = 71
-    LISTENER_NOT_FOUND = 72
-    TOPIC_DELETION_DISABLED = 73
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
-    OFFSET_NOT_AVAILABLE = 78
-    MEMBER_ID_REQUIRED = 79
-    PREFERRED_LEADER_NOT_AVAILABLE = 80
-    GROUP_MAX_SIZE_REACHED = 81
-    FENCED_INSTANCE_ID = 82
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
-    ELECTION_NOT_NEEDED = 84
-    NO_REASSIGNMENT_IN_PROGRESS = 85
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
-    INVALID_RECORD = 87
-    UNSTABLE_OFFSET_COMMIT = 88
-    THROTTLING_QUOTA_EXCEEDED = 89
-    PRODUCER_FENCED = 90
-    RESOURCE_NOT_FOUND = 91
-    DUPLICATE_RESOURCE = 92
-    UNACCEPTABLE_CREDENTIAL = 93
-    INCONSISTENT_VOTER_SET = 94
-    INVALID_UPDATE_VERSION = 95
-    FEATURE_UPDATE_FAILED = 96
-    PRINCIPAL_DESERIALIZATION_FAILURE = 97
-    SNAPSHOT_NOT_FOUND = 98
-    POSITION_OUT_OF_RANGE = 99
-    UNKNOWN_TOPIC_ID = 100
-    DUPLICATE_BROKER_REGISTRATION = 101
-    BROKER_ID_NOT_REGISTERED = 102
-    INCONSISTENT_TOPIC_ID = 103
-    INCONSISTENT_CLUSTER_ID = 104
-    TRANSACTIONAL_ID_NOT_FOUND = 105
-    FETCH_SESSION_TOPIC_ID_ERROR = 106
-    INELIGIBLE_REPLICA = 107
-    NEW_LEADER_ELECTED = 108
-    OFFSET_MOVED_TO_TIERED_STORAGE = 109
-    FENCED_MEMBER_EPOCH = 110
-    UNRELEASED_INSTANCE_ID = 111
-    UNSUPPORTED_ASSIGNOR = 112
-    STALE_MEMBER_EPOCH = 113
-    MISMATCHED_ENDPOINT_TYPE = 114
-    UNSUPPORTED_ENDPOINT_TYPE = 115
-    UNKNOWN_CONTROLLER_ID = 116
-    UNKNOWN_SUBSCRIPTION_ID = 117
-    TELEMETRY_TOO_LARGE = 118
-    INVALID_REGISTRATION = 119
-    TRANSACTION_ABORTABLE = 120
-    INVALID_RECORD_STATE = 121
-    SHARE_SESSION_NOT_FOUND = 122
-    INVALID_SHARE_SESSION_EPOCH = 123
-    FENCED_STATE_EPOCH = 124
-    INVALID_VOTER_KEY = 125
-    DUPLICATE_VOTER = 126
-    VOTER_NOT_FOUND = 127
-    INVALID_REGULAR_EXPRESSION = 128
-    REBOOTSTRAP_REQUIRED = 129
-    STREAMS_INVALID_TOPOLOGY = 130
-    STREAMS_INVALID_TOPOLOGY_EPOCH = 131
-    STREAMS_TOPOLOGY_FENCED = 132
-    SHARE_SESSION_LIMIT_REACHED = 133
-
-
-_RETRIABLE = frozenset(
-    {
-        Code.CORRUPT_MESSAGE,
-        Code.UNKNOWN_TOPIC_OR_PARTITION,
-        Code.LEADER_NOT_AVAILABLE,
-        Code.NOT_LEADER_OR_FOLLOWER,
-        Code.REQUEST_TIMED_OUT,
-        Code.REPLICA_NOT_AVAILABLE,
-        Code.NETWORK_EXCEPTION,
-        Code.COORDINATOR_LOAD_IN_PROGRESS,
-        Code.COORDINATOR_NOT_AVAILABLE,
-        Code.NOT_COORDINATOR,
-        Code.NOT_ENOUGH_REPLICAS,
-        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        Code.NOT_CONTROLLER,
-        Code.CONCURRENT_TRANSACTIONS,
-        Code.KAFKA_STORAGE_ERROR,
-        Code.FETCH_SESSION_ID_NOT_FOUND,
-        Code.INVALID_FETCH_SESSION_EPOCH,
-        Code.LISTENER_NOT_FOUND,
-        Code.FENCED_LEADER_EPOCH,
-        Code.UNKNOWN_LEADER_EPOCH,
-        Code.OFFSET_NOT_AVAILABLE,
-        Code.PREFERRED_LEADER_NOT_AVAILABLE,
-        Code.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-        Code.ELECTION_NOT_NEEDED,
-        Code.UNSTABLE_OFFSET_COMMIT,
-        Code.THROTTLING_QUOTA_EXCEEDED,
-        Code.UNKNOWN_TOPIC_ID,
-        Code.INCONSISTENT_TOPIC_ID,
-        Code.FETCH_SESSION_TOPIC_ID_ERROR,
-        Code.SHARE_SESSION_NOT_FOUND,
-        Code.INVALID_SHARE_SESSION_EPOCH,
-        Code.SHARE_SESSION_LIMIT_REACHED,
-    }
-)
-ERROR_CODES: dict[int, ErrorCode] = {code.value: ErrorCode(code.value, code.name, code in _RETRIABLE) for code in Code}
 
 
 class RetriableBrokerError(BrokerError, RetriableError):
@@ -565,3 +421,55 @@ class TransactionTimeoutError(BrokerError, FatalError, code=Code.INVALID_TRANSAC
 
 class UnknownProducerIdError(BrokerError, code=Code.UNKNOWN_PRODUCER_ID):
     """The partition has no state of the producer id."""
+
+
+class OffsetOutOfRangeError(BrokerError, code=Code.OFFSET_OUT_OF_RANGE):
+    """The log does not have the offset."""
+
+
+class RebalanceInProgressError(BrokerError, code=Code.REBALANCE_IN_PROGRESS):
+    """The group rebalances: call `poll`, then repeat the call."""
+
+
+class UnknownMemberIdError(BrokerError, code=Code.UNKNOWN_MEMBER_ID):
+    """The group does not have the member: its session has expired, or it has left."""
+
+
+class IllegalGenerationError(BrokerError, code=Code.ILLEGAL_GENERATION):
+    """The group has rebalanced without the member."""
+
+
+class FencedMemberEpochError(BrokerError, code=Code.FENCED_MEMBER_EPOCH):
+    """The coordinator has fenced the member (KIP-848)."""
+
+
+class StaleMemberEpochError(BrokerError, code=Code.STALE_MEMBER_EPOCH):
+    """The epoch of the member is not the current one (KIP-848)."""
+
+
+class FencedInstanceIdError(BrokerError, FatalError, code=Code.FENCED_INSTANCE_ID):
+    """Another consumer uses the same group.instance.id."""
+
+
+class UnreleasedInstanceIdError(BrokerError, FatalError, code=Code.UNRELEASED_INSTANCE_ID):
+    """The group.instance.id is in use by another member (KIP-848)."""
+
+
+class InconsistentGroupProtocolError(BrokerError, FatalError, code=Code.INCONSISTENT_GROUP_PROTOCOL):
+    """The members of the group have no assignor in common, or the group is of another type."""
+
+
+class UnsupportedAssignorError(BrokerError, FatalError, code=Code.UNSUPPORTED_ASSIGNOR):
+    """The broker does not have the assignor of group.remote.assignor."""
+
+
+class InvalidGroupIdError(BrokerError, FatalError, code=Code.INVALID_GROUP_ID):
+    """The broker does not accept the group.id."""
+
+
+class InvalidSessionTimeoutError(BrokerError, FatalError, code=Code.INVALID_SESSION_TIMEOUT):
+    """session.timeout.ms is outside the range of the broker."""
+
+
+class GroupMaxSizeReachedError(BrokerError, FatalError, code=Code.GROUP_MAX_SIZE_REACHED):
+    """The group has as many members as the broker allows."""

@@ -1,11 +1,12 @@
 """Value types that every layer shares.
 
-They are named tuples: they compare, hash, sort and unpack like plain tuples.
+Most are named tuples: they compare, hash, sort and unpack like plain tuples.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 
 class TopicPartition(NamedTuple):
@@ -28,3 +29,27 @@ class ProducerIdAndEpoch(NamedTuple):
     def is_valid(self) -> bool:
         """Whether a broker has assigned the id."""
         return self.producer_id >= 0
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset: that of the next record to read, a text of the application, and the epoch of the leader."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+@dataclass(slots=True, frozen=True)
+class GroupMetadata:
+    """The consumer group and member for which offsets are committed with a transaction (KIP-447)."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+class GroupMember(Protocol):
+    """A consumer: it knows the group and member for which it reads."""
+
+    def group_metadata(self) -> GroupMetadata: ...

@@ -14,6 +14,7 @@ from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.topic_options import TOPIC_OPTIONS
 from headrace.config.registry_options import REGISTRY_OPTIONS
 from headrace.config.serde_options import SERDE_OPTIONS
+from headrace.consumer.options import CONSUMER_OPTIONS
 from headrace.producer.options import PRODUCER_OPTIONS
 from tests.support.doc_pages import PROJECT
 
@@ -47,6 +48,7 @@ def site(tmp_path_factory):
 def test_every_option_is_in_its_page(site):
     for page, options in {
         "producer.html": PRODUCER_OPTIONS,
+        "consumer.html": CONSUMER_OPTIONS,
         "schemas.html": {**REGISTRY_OPTIONS, **SERDE_OPTIONS},
         "broker-options.html": {**BROKER_OPTIONS, **TOPIC_OPTIONS},
     }.items():

@@ -300,3 +300,36 @@ def test_kafkas_dump_log_tool_finds_the_files_valid(either, java_client):
 
 def data_folder(broker):
     return getattr(broker, "embedded", broker).data_dir
+
+
+def test_java_reads_with_the_consumer_protocol_and_its_tools_show_the_group(either, java_client):
+    topic, group = new_topic(either, "modern"), unique("modern-group")
+    fill(either, topic)
+    server = ("--bootstrap-server", either.bootstrap)
+    read = java_client.tool(
+        *("consumer.ConsoleConsumer", *server, "--topic", topic, "--from-beginning", "--max-messages", 5),
+        *("--timeout-ms", 20_000, "--group", group, "--command-property", "group.protocol=consumer"),
+    )
+    assert len(read.lines) == 5
+
+    def groups(*args):
+        return java_client.tool("consumer.group.ConsumerGroupCommand", *server, "--group", group, *args)
+
+    assert cells(groups("--describe").lines)[-1][:6] == [group, topic, "0", "5", "5", "0"]
+    assert cells(groups("--describe", "--state").lines)[-1][-2:] == ["Empty", "0"]
+    listed = cells(java_client.tool("GroupsCommand", *server, "--list", "--consumer").lines)
+    assert [group, "Consumer", "consumer"] in listed
+
+    def configs(*args):
+        entity = ("--entity-type", "groups", "--entity-name", group)
+        return java_client.tool("kafka.admin.ConfigCommand", *server, *entity, *args)
+
+    configs("--alter", "--add-config", "consumer.heartbeat.interval.ms=6000,consumer.session.timeout.ms=50000")
+    eventually("the options", lambda: "consumer.heartbeat.interval.ms=6000" in configs("--describe").out)
+    read = java_client.tool_alone(
+        *("VerifiableConsumer", *server, "--topic", topic, "--group-id", unique("verifiable"), "--max-messages", 5),
+        *("--reset-policy", "earliest", "--group-protocol", "consumer"),
+    )
+    events = [json.loads(line) for line in read.lines]
+    assert sum(event["count"] for event in events if event["name"] == "records_consumed") == 5
+    assert "successful" in groups("--delete").out

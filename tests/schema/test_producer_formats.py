@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import threading
 import types
 
 import pyarrow as pa
 import pytest
 
-from headrace import MockProducer, Producer, errors
+from headrace import AsyncProducer, MockProducer, Producer, errors
 from headrace.broker import EmbeddedBroker
 from headrace.client.fetcher import Fetcher
 from headrace.client.serde import RowCause
@@ -107,17 +109,94 @@ def test_the_names_of_confluents_serializers_and_options_are_accepted(server):
     [
         (
             {"id": "x"},
-            r"AvroSerializer expected a value of Arrow type .*id: int64.* as value of a record to topic 'ord",
+            r"AvroSerializer expected a value that fits the schema \(schema id 1: field id: expected an integer, got "
+            r"str\), got dict as value of a record to topic 'orders'; convert it",
         ),
-        ({"customer": "x"}, r"no column for field id of the Avro schema, which has no default"),
+        ({"customer": "x"}, r"schema id 1: field id: no value, and the Avro schema has no default; add the field"),
         ({"id": None}, r"schema id 1: field id: null in a field that is not nullable"),
-        ({"id": 1, "custmer": "x"}, r"only fields of the schema \(id, customer, currency\), not 'custmer'"),
-        ("text", r"AvroSerializer expected a value of Arrow type"),
+        ({"id": 1, "custmer": "x"}, r"no field 'custmer' in the schema, only id, customer, currency; remove"),
+        ("text", r"value: expected record Order as a dict, a mapping or a dataclass, got str"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(options, value, message):
     with pytest.raises(errors.SerializationError, match=message):
         sent(MockProducer(options), value)
+
+
+def test_single_values_need_a_schema_even_with_auto_register(server, options):
+    producer = MockProducer({**options, "schema.auto.register": "true"})
+    with pytest.raises(
+        errors.ConfigError, match=r"derives one from Arrow columns only; set writer\.schema to the text"
+    ):
+        sent(producer, ANN)
+    assert server.requests == []
+
+
+def test_single_values_follow_the_latest_version_of_the_subject(server, options):
+    producer = MockProducer({**options, "schema.registry.latest.cache.ttl.sec": "0"})
+    assert sent(producer, ANN).value == framed(ANN)
+    newer = {**ORDER, "fields": [{"name": "id", "type": "long"}]}
+    number = server.add("orders-value", json.dumps(newer))
+    assert sent(producer, {"id": 7}).value == framing.encode_id(number) + fastavro_bytes(newer, {"id": 7})
+
+
+def test_single_values_of_a_topic_need_one_request(server, options):
+    producer = MockProducer(options)
+    for _ in range(3):
+        sent(producer, ANN)
+    assert len(server.requests) == 1
+
+
+def test_the_asyncio_producer_does_not_block_its_loop_for_the_registry(broker, server, options):
+    """The registry responds only after the event loop has run: a request on the loop would time out."""
+    loop_ran = threading.Event()
+    respond = server.respond
+    waited: list[bool] = []
+
+    def late(method, path):
+        waited.append(loop_ran.wait(20))
+        return respond(method, path)
+
+    server.respond = late
+    server.add("async-orders-value", json.dumps(ORDER))
+
+    async def send():
+        async with AsyncProducer({**options, "bootstrap.servers": broker.bootstrap}) as producer:
+            sends = [asyncio.create_task(producer.send_and_wait("async-orders", ANN)) for _ in range(5)]
+            while not server.requests:
+                await asyncio.sleep(0.001)
+            loop_ran.set()
+            return await asyncio.gather(*sends)
+
+    metadata = asyncio.run(asyncio.wait_for(send(), 60))
+    assert sorted(each.offset for each in metadata) == [0, 1, 2, 3, 4]
+    assert waited == [True]
+
+
+def test_a_task_cancelled_while_it_waits_for_the_registry_sends_nothing(broker, server, options):
+    asked, go_on = threading.Event(), threading.Event()
+    respond = server.respond
+
+    def late(method, path):
+        asked.set()
+        go_on.wait(20)
+        return respond(method, path)
+
+    server.respond = late
+    server.add("cancelled-orders-value", json.dumps(ORDER))
+
+    async def send():
+        async with AsyncProducer({**options, "bootstrap.servers": broker.bootstrap}) as producer:
+            first = asyncio.create_task(producer.send("cancelled-orders", ANN))
+            while not asked.is_set():
+                await asyncio.sleep(0.001)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            go_on.set()
+            return await producer.send_and_wait("cancelled-orders", ANN)
+
+    assert asyncio.run(asyncio.wait_for(send(), 60)).offset == 0
 
 
 def test_a_serializer_without_a_registry_is_refused():

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from headrace.broker.catalog.cluster import Identity
+from headrace.broker.catalog.configs import Configs
 from headrace.broker.catalog.journal import Event
 from headrace.broker.catalog.topics import Topics
 from headrace.errors import BrokerError, Code
@@ -108,10 +109,14 @@ class FakeCatalog:
     def __init__(self) -> None:
         self.topics = Topics()
         self.identity = Identity()
+        self.configs = Configs()
+        self.offset = 0
 
     def record(self, *events: Event) -> None:
+        sections: tuple[Topics | Configs | Identity, ...] = (self.topics, self.configs, self.identity)
         for event in events:
-            (self.topics if event["kind"] in Topics.kinds else self.identity).apply(event)
+            next(section for section in sections if event["kind"] in section.kinds).apply(event)
+            self.offset += 1
 
 
 class FakeInternal:

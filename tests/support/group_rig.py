@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.groups.commits import Commit
+from headrace.broker.groups.consumer_group import ConsumerGroup
 from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.groups.group import Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient
@@ -31,7 +32,7 @@ from headrace.wire.api.groups import (
     SyncGroupResponse,
 )
 from headrace.wire.records import Marker, encode_marker, read_batches
-from tests.support.fake_internal import FakeInternal, HandClock
+from tests.support.fake_internal import FakeCatalog, FakeInternal, HandClock
 
 GROUP = "payments"
 SESSION_MS = 10_000
@@ -88,15 +89,17 @@ class GroupRig:
         *,
         clock: HandClock | None = None,
         internal: FakeInternal | None = None,
+        catalog: FakeCatalog | None = None,
     ) -> None:
         self.clock = clock or HandClock()
         self.internal = internal or FakeInternal(self.clock, {CONSUMER_OFFSETS: 1})
         self.transactions = FakeTransactions()
+        self.catalog = catalog or FakeCatalog()
         self.options = {"group.initial.rebalance.delay.ms": DELAY_MS, **(options or {})}
         config = BROKER_OPTIONS.resolve(("argument", self.options))
-        self.groups = GroupCoordinator(self.internal, self.clock, config, self.transactions)
+        self.groups = GroupCoordinator(self.internal, self.clock, config, self.catalog, self.transactions)
 
-    async def __aenter__(self) -> GroupRig:
+    async def __aenter__(self) -> Self:
         self.groups.start()
         return self
 
@@ -253,13 +256,14 @@ class GroupRig:
         committed, pending = parts.shard.offsets.snapshot()
         return {
             "groups": {group.id: group_view(group) for group in parts.shard.groups.values()},
+            "consumer groups": {group.id: consumer_group_view(group) for group in parts.shard.consumer_groups.values()},
             "offsets": committed,
             "pending": {producer: groups for producer, groups in pending.items() if groups},
         }
 
     async def replayed(self) -> dict[str, Any]:
         """Return the state that another broker would load from the log."""
-        async with GroupRig(self.options, clock=self.clock, internal=self.internal) as other:
+        async with GroupRig(self.options, clock=self.clock, internal=self.internal, catalog=self.catalog) as other:
             return other.view()
 
 
@@ -287,6 +291,11 @@ def group_view(group: Group) -> dict[str, Any]:
         "static": dict(group.static_members),
         "topics": group.subscribed_topics,
     }
+
+
+def consumer_group_view(group: ConsumerGroup) -> dict[str, Any]:
+    """Return a consumer group as it is stored in the log."""
+    return {name: value for name, value in vars(group).items() if name != "topics_version"}
 
 
 class Consumer:

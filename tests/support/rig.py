@@ -23,11 +23,12 @@ from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.producer.accumulator import Accumulator, AccumulatorSettings
 from headrace.producer.buffer_pool import BufferPool
 from headrace.producer.partitioners import AdaptiveSticky
-from headrace.producer.records import GroupMetadata, PreparedRecord
+from headrace.producer.records import PreparedRecord
 from headrace.producer.sender import Sender, SenderSettings
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transaction_state import State
 from headrace.producer.transactions import TransactionManager
+from headrace.types import GroupMetadata
 from headrace.wire.api import ApiKey
 from headrace.wire.api.group_offsets import (
     TxnOffsetCommitResponse,

@@ -17,7 +17,7 @@ PROJECT = Path(__file__).parents[2]
 TESTS = PROJECT / "tests"
 ROW = re.compile(r"\| ([A-Z]\d\d) \| (\S[^|]*\S) \| (pending|done) \|")
 HEAD_OR_RULE = re.compile(r"\| ID \|.*|\|[-|: ]+\|")
-WITHOUT_SLOW = ("spark", "docs", "ui")
+WITHOUT_SLOW = ("spark", "docs", "schema", "ui")
 """Folders of which `make test` runs what is not slow; of all others it runs everything."""
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 SPARK_FIXTURE = "spark"

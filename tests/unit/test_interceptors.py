@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.client.plugins import PluginLoader
 from headrace.errors import ConfigError
 from headrace.producer import interceptors, serializers
 from headrace.producer.interceptors import Interceptors, ProducerInterceptor
-from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import NULL_SIZE, UNKNOWN_PARTITION, ProducerRecord, RecordMetadata
 from headrace.producer.serializers import StrSerializer
 

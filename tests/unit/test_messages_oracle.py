@@ -234,7 +234,8 @@ KAFKA_PYTHON_CLASSES = {
 }
 
 
-UNKNOWN_TO_KAFKA_PYTHON = {64, 69}  # UnregisterBroker, ConsumerGroupDescribe
+UNKNOWN_TO_KAFKA_PYTHON = {38, 39, 40, 41, 64, 68, 69}
+"""Delegation tokens, UnregisterBroker, ConsumerGroupHeartbeat, ConsumerGroupDescribe."""
 
 
 def kafka_python_class(key, side):

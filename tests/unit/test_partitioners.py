@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.client.plugins import PluginLoader
 from headrace.errors import ConfigError
 from headrace.producer import partitioners
 from headrace.producer.partitioners import (
@@ -23,7 +24,6 @@ from headrace.producer.partitioners import (
     UniformStickyPartitioner,
     partition_for_key,
 )
-from headrace.producer.plugins import PluginLoader
 from headrace.producer.queues import TopicQueues
 from tests.support.fake_network import FakeClock
 

@@ -282,7 +282,7 @@ def test_options_that_change_nothing_are_warned_of_unless_they_are_off(broker, c
     with Producer(bootstrap_servers=NOWHERE, enable_metrics_push=True, metrics_recording_level="TRACE"):
         pass
     assert "option enable.metrics.push has no effect: metrics are not sent to brokers" in caplog.text
-    assert "option metrics.recording.level has no effect: all metrics of a producer have the level INFO" in caplog.text
+    assert "option metrics.recording.level has no effect: all metrics have the level INFO" in caplog.text
 
 
 @pytest.mark.behaviour("P06")

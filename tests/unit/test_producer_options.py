@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from headrace.client.addresses import Endpoint
+from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.producer import partitioners
 from headrace.producer import settings as settings_module
 from headrace.producer.options import PRODUCER_OPTIONS, PROFILES
 from headrace.producer.partitioners import DefaultPartitioner24
-from headrace.producer.plugins import PluginLoader
 from headrace.producer.settings import ProducerSettings, resolve
 from headrace.wire.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.errors import ConfigError, SerializationError
 from headrace.producer import serializers
-from headrace.producer.plugins import PluginLoader
 from headrace.producer.serializers import (
     BytesSerializer,
     FunctionSerializer,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BrokerError, ClosedError, FatalError, IllegalStateError
+from headrace.producer.records import Offset
 from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH
 from headrace.producer.transaction_requests import (
     AddOffsets,
@@ -221,7 +222,8 @@ def test_one_request_is_in_flight_at_a_time():
 def test_offsets_go_to_the_coordinator_of_the_group_with_its_metadata():
     rig = rig_in_transaction(brokers=2)
     rig.cluster.always(FIND_COORDINATOR, lambda sent: coordinator(1 - sent.message.key_type))
-    rig.finish(rig.manager.begin_send_offsets({("in", 0): 5, ("in", 1): (6, "note")}, GROUP))
+    offsets: dict[tuple[str, int], Offset] = {("in", 0): 5, ("in", 1): (6, "note")}
+    rig.finish(rig.manager.begin_send_offsets(offsets, GROUP))
     assert rig.keys_sent() == [ADD_OFFSETS, FIND_COORDINATOR, TXN_OFFSET_COMMIT]
     add, find, commit = (sent for sent in rig.cluster.sent if sent.api_key != 3)
     assert (add.node_id, add.message.group_id, commit.node_id) == (0, "g", 1)

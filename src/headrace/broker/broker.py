@@ -57,6 +57,8 @@ TRANSACTION_LOSS = "transaction-loss-checkpoint"
 CHECKING_THREADS = 2
 """Large batches that are validated at the same time: each may use twice message.max.decompressed.bytes of memory."""
 FOLDERS_SHOWN_MAX = 5
+TOPIC_CHANGES = frozenset({"topic", "topic-deleted", "topic-lost", "partitions-added"})
+"""The events after which subscriptions of consumer groups may match other partitions."""
 
 
 class Broker:
@@ -132,7 +134,7 @@ class Broker:
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_manager, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
-        self.groups = GroupCoordinator(self.internal, clock, config, self.transactions)
+        self.groups = GroupCoordinator(self.internal, clock, config, self.catalog, self.transactions)
         self.replicas.marker_listener = self.groups.complete_transaction
         self._note_lost_transactions()  # before anything that can fail: a stop checkpoints the logs as they are now
         await self._enter_cluster(controller, previous_epoch)
@@ -276,6 +278,8 @@ class Broker:
         return LogConfig.resolve(self.catalog.configs.of(TOPIC, topic), self.configurations.current())
 
     def _on_event(self, event: Event) -> None:
+        if event["kind"] in TOPIC_CHANGES:
+            self.groups.consumer_settings.note_topics_changed()
         if event["kind"] == "topic-deleted":
             self.groups.topic_deleted(event["name"])
 

@@ -1,7 +1,8 @@
-"""The current options of topics and brokers, and the source of each value.
+"""The current options of topics, brokers and groups, and the source of each value.
 
     topic    set on the topic > on this broker > on all brokers > in its configuration > default
     broker                      on this broker > on all brokers > in its configuration > default
+    group    set on the group > the broker's option of the same meaning (group_options.py)
 
 "Set on" means by AlterConfigs, kept in the catalog. A topic option may have several names on a broker, in different
 units (log.retention.ms, .minutes, .hours): the first that is set counts. `handlers/configs.py` changes them.
@@ -15,10 +16,11 @@ from typing import NamedTuple
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.configs import BROKER, TOPIC
+from headrace.broker.catalog.configs import BROKER, GROUP, TOPIC
+from headrace.broker.group_options import GROUP_OPTIONS, broker_synonym, check_group_values
 from headrace.broker.log.config import LogConfig
 from headrace.broker.topic_options import BROKER_SYNONYMS, TOPIC_OPTIONS, broker_defaults
-from headrace.config import Config, Kind, Option
+from headrace.config import Config, Kind, Option, Options
 from headrace.errors import BrokerError, Code, ConfigError
 
 
@@ -41,7 +43,10 @@ class ConfigSource(IntEnum):
     DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
+    DYNAMIC_GROUP = 8
 
+
+MIN_ISR = "min.insync.replicas"
 
 TYPES: dict[Kind, int] = {
     "bool": 1,
@@ -138,11 +143,21 @@ class Configurations:
             names = tuple(name for name, _ in BROKER_SYNONYMS.get(option.name, ()))
             yield Entry(option, value, (*first, *self._synonyms(names)), read_only=False)
 
+    def of_group(self, name: str) -> Iterator[Entry]:
+        """Yield all options of a group, which need not exist."""
+        own = self._catalog.configs.of(GROUP, name)
+        current = self.current()
+        for option in GROUP_OPTIONS.values():
+            synonym = broker_synonym(option.name)
+            value = own.get(option.name, BROKER_OPTIONS[synonym].show(current[synonym]))
+            first = (Synonym(option.name, value, ConfigSource.DYNAMIC_GROUP),) if option.name in own else ()
+            yield Entry(option, value, (*first, *self._synonyms((synonym,))), read_only=False)
+
     def of_broker(self, name: str) -> Iterator[Entry]:
         """Yield all options of this broker; if the name is empty, those set for all brokers."""
         self.check_broker(name)
         if not name:
-            for option, text in self._catalog.configs.of(BROKER, "").items():
+            for option, text in self._for_all_brokers().items():
                 synonyms = (Synonym(option, text, ConfigSource.DYNAMIC_DEFAULT_BROKER),)
                 yield _without_secret(Entry(BROKER_OPTIONS[option], text, synonyms, option not in DYNAMIC))
             return
@@ -163,13 +178,24 @@ class Configurations:
         """Return the value of an option that is not set on the resource."""
         if resource == ResourceType.TOPIC:
             return option.show(option.parse(broker_defaults(self.current()).get(option.name, option.default)))
+        if resource == ResourceType.GROUP:
+            return option.show(self._static[broker_synonym(option.name)])
         return option.show(self._static[option.name])
+
+    def _for_all_brokers(self) -> Mapping[str, str]:
+        """Return the options of all brokers.
+
+        With eligible leader replicas (KIP-966), min.insync.replicas is always one of them: a new cluster of Kafka sets
+        it to what the first broker has.
+        """
+        own = BROKER_OPTIONS[MIN_ISR].show(self._static[MIN_ISR])
+        return {MIN_ISR: own, **self._catalog.configs.of(BROKER, "")}
 
     def _synonyms(self, names: Iterable[str]) -> Iterator[Synonym]:
         names = tuple(names)
         layers: tuple[tuple[ConfigSource, Mapping[str, str]], ...] = (
             (ConfigSource.DYNAMIC_BROKER, self._catalog.configs.of(BROKER, self._node)),
-            (ConfigSource.DYNAMIC_DEFAULT_BROKER, self._catalog.configs.of(BROKER, "")),
+            (ConfigSource.DYNAMIC_DEFAULT_BROKER, self._for_all_brokers()),
         )
         for source, values in layers:
             for name in names:
@@ -191,14 +217,23 @@ def _without_secret(entry: Entry) -> Entry:
     return Entry(entry.option, None, synonyms, entry.read_only)
 
 
-def check_values(resource: ResourceType, values: Mapping[str, str | None], broker: Mapping[str, object]) -> None:
+OPTIONS: dict[ResourceType, Options] = {
+    ResourceType.TOPIC: TOPIC_OPTIONS,
+    ResourceType.BROKER: BROKER_OPTIONS,
+    ResourceType.GROUP: GROUP_OPTIONS,
+}
+"""The options of each type of resource."""
+
+
+def check_values(resource: ResourceType, values: Mapping[str, str | None], broker: Config) -> None:
     """Raise INVALID_CONFIG unless all are options of the resource with valid values."""
-    options = TOPIC_OPTIONS if resource == ResourceType.TOPIC else BROKER_OPTIONS
+    options = OPTIONS[resource]
     given = {name: value for name, value in values.items() if value is not None}
     for name in values:
         if name not in options:
-            kind = "topic" if resource == ResourceType.TOPIC else "broker"
-            raise BrokerError(f"unknown {kind} option {name!r}{options.suggestion(name)}", code=Code.INVALID_CONFIG)
+            raise BrokerError(
+                f"unknown {resource.name.lower()} option {name!r}{options.suggestion(name)}", code=Code.INVALID_CONFIG
+            )
         if resource == ResourceType.BROKER and name not in DYNAMIC:
             raise BrokerError(
                 f"{name} cannot be changed at run time: set it in the broker's configuration and restart the broker",
@@ -209,5 +244,7 @@ def check_values(resource: ResourceType, values: Mapping[str, str | None], broke
             options[name].parse(value)
         if resource == ResourceType.TOPIC:
             LogConfig.resolve(given, broker)
+        elif resource == ResourceType.GROUP:
+            check_group_values(given, broker)
     except ConfigError as error:
         raise BrokerError(str(error), code=Code.INVALID_CONFIG) from None

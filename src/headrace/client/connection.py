@@ -167,6 +167,7 @@ class ConnectionSettings:
     mechanism_factory: Mechanism.Factory | None = None
     frame_bytes_max: int = frames.FRAME_BYTES_MAX
     open_socket: Callable[[int, int], socket.socket] = PromptSocket  # Family and type → a socket.
+    allocate: Callable[[int], memoryview] | None = None  # The memory of large responses; None: a bytearray.
 
 
 class Connection:
@@ -202,7 +203,7 @@ class Connection:
         self._out: deque[Buffer] = deque()
         self._queued_bytes = 0  # Since the connection was opened, as the next.
         self._written_bytes = 0
-        self._reader = FrameReader(settings.frame_bytes_max)
+        self._reader = FrameReader(settings.frame_bytes_max, allocate=settings.allocate)
         self._frames: list[Buffer] = []
         self._steps: Generator[tuple[Message, int], Message, None] | None = None
         self._step_pending: tuple[int, int, int] | None = None  # API key, version, correlation id.

@@ -5,9 +5,14 @@ options → SaslSettings (checked) → mechanism(host) for each connection → w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from headrace.client import tls
+from headrace.client.plugins import PluginKind, PluginLoader
+from headrace.client.tls import TlsSettings
+from headrace.config import Config, jaas_options
+from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import ConfigError
 from headrace.wire.sasl import (
     MECHANISMS,
@@ -93,3 +98,55 @@ class TokenCache:
             self._token = token
             self._refresh_at_ms = now + (token.lifetime_ms - now) * REFRESH_WINDOW_FACTOR
         return token
+
+
+class _TokenPlugin:
+    """Wraps a token provider as a plug-in."""
+
+    def __init__(self, provider: TokenProvider) -> None:
+        self.provider = provider
+        self._configure = getattr(provider, "configure", None)
+        self.close = getattr(provider, "close", lambda: None)
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        if self._configure is not None:
+            self._configure(config)
+
+
+def _adapt(value: object) -> _TokenPlugin | None:
+    return _TokenPlugin(value) if callable(value) else None
+
+
+_TOKEN_PROVIDER = PluginKind("token provider (a callable that returns a token)", _TokenPlugin, adapt=_adapt)
+
+
+def tls_settings(config: Config) -> TlsSettings | None:
+    """Return the TLS settings for `SSL` and `SASL_SSL`; None for other protocols."""
+    if not config.of(str, "security.protocol").endswith("SSL"):
+        return None
+    return tls.settings_from(config)
+
+
+def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
+    """Return the SASL settings for `SASL_PLAINTEXT` and `SASL_SSL`; None for other protocols."""
+    if not config.of(str, "security.protocol").startswith("SASL"):
+        return None
+    mechanism = config.of(str, "sasl.mechanism").upper()
+    if mechanism == OAUTHBEARER:
+        return SaslSettings(mechanism, token_provider=_token_provider(config, plugins))
+    jaas = config.revealed("sasl.jaas.config")
+    from_jaas = {} if jaas is None else jaas_options(jaas)
+    return SaslSettings(
+        mechanism,
+        username=config.optional(str, "sasl.username") or from_jaas.get("username"),
+        password=config.revealed("sasl.password") or from_jaas.get("password"),
+        token_auth=from_jaas.get("tokenauth", "").lower() == "true",
+    )
+
+
+def _token_provider(config: Config, plugins: PluginLoader) -> TokenProvider | None:
+    option = "sasl.login.callback.handler.class"
+    value = config[option]
+    if value is None:
+        return None
+    return TokenCache(plugins.load(option, value, _TOKEN_PROVIDER).provider, SYSTEM_CLOCK.time_ms)

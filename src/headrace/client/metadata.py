@@ -391,6 +391,10 @@ class MetadataUpdater:
         """The known brokers: until the first response, those of bootstrap.servers, with negative ids."""
         return self._node_ids
 
+    def track_all_topics(self, is_tracked: bool) -> None:
+        """Request all topics of the cluster from now on, for a pattern; or again the tracked ones only."""
+        self._all_topics = is_tracked
+
     def set_leader(self, topic: str, partition: int, leader: LeaderHint, endpoints: Iterable[EndpointHint]) -> None:
         """Set the leader, and its endpoint if unknown, that came with an error (KIP-951)."""
         if leader.leader_id < 0 or leader.leader_epoch < 0:

@@ -56,24 +56,30 @@ def list_offsets(
     """
 
     def build(partitions: list[TopicPartition]) -> ListOffsetsRequest:
-        topics = [
-            ListOffsetsTopic(
-                name=topic,
-                partitions=[
-                    ListOffsetsPartition(partition_index=number, timestamp=times[TopicPartition(topic, number)])
-                    for number in numbers
-                ],
-            )
-            for topic, numbers in by_topic(partitions).items()
-        ]
-        return ListOffsetsRequest(replica_id=-1, isolation_level=int(isolation), topics=topics)
+        return list_offsets_request({tp: times[tp] for tp in partitions}, isolation)
 
     low = max((_VERSION_OF.get(time, 1) for time in times.values()), default=1)
     low = max(low, 2) if isolation is Isolation.READ_COMMITTED else low
-    return client.request_leaders(times, build, _read, versions=(low, 9), timeout_ms=timeout_ms, partial=partial)
+    return client.request_leaders(times, build, read_offsets, versions=(low, 9), timeout_ms=timeout_ms, partial=partial)
 
 
-def _read(response: ListOffsetsResponse) -> Iterator[tuple[TopicPartition, int, PartitionOffset]]:
+def list_offsets_request(times: Mapping[TopicPartition, int], isolation: Isolation) -> ListOffsetsRequest:
+    """Return the request for the offsets of partitions that have the same leader."""
+    topics = [
+        ListOffsetsTopic(
+            name=topic,
+            partitions=[
+                ListOffsetsPartition(partition_index=number, timestamp=times[TopicPartition(topic, number)])
+                for number in numbers
+            ],
+        )
+        for topic, numbers in by_topic(times).items()
+    ]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=int(isolation), topics=topics)
+
+
+def read_offsets(response: ListOffsetsResponse) -> Iterator[tuple[TopicPartition, int, PartitionOffset]]:
+    """Yield partition, error code and offset."""
     for topic in response.topics:
         for row in topic.partitions:
             offset = PartitionOffset(row.offset, row.timestamp, row.leader_epoch)

@@ -104,10 +104,10 @@ class SchemaRegistryClient:
     def get_latest(self, subject: str, *, format: str | None = None) -> RegisteredSchema:
         """Return the latest version of a subject; an older one if the registry is unavailable."""
         key = (subject, format)
-        now_ms = self._clock.monotonic_ms()
+        if (known := self.known_latest(subject, format=format)) is not None:
+            return known
         cached = self._latest.get(key)
-        if cached is not None and self._expired_at_ms < cached[0] and now_ms - cached[0] < self.settings.latest_ttl_ms:
-            return cached[1]
+        now_ms = self._clock.monotonic_ms()
         try:
             schema = self._get_version(subject, LATEST, format=format)
         except RegistryUnavailableError as error:
@@ -121,6 +121,13 @@ class SchemaRegistryClient:
     def expire_latest(self) -> None:
         """Let `get_latest` request each subject once more, whatever the age of the version in the cache."""
         self._expired_at_ms = self._clock.monotonic_ms()
+
+    def known_latest(self, subject: str, *, format: str | None = None) -> RegisteredSchema | None:
+        """Return the latest version of a subject if `get_latest` need not request it."""
+        cached = self._latest.get((subject, format))
+        if cached is None or cached[0] <= self._expired_at_ms:
+            return None
+        return cached[1] if self._clock.monotonic_ms() - cached[0] < self.settings.latest_ttl_ms else None
 
     def get_version(
         self, subject: str, version: int, *, deleted: bool = False, format: str | None = None

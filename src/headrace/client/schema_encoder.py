@@ -1,6 +1,7 @@
-"""Arrow columns encoded as keys or values that name their schema.
+"""Arrow columns, and single Python values, encoded as keys or values that name their schema.
 
     column → schema of the topic (registry, given, or derived) → ColumnEncoder → schema id + payload
+    value → schema of the topic (registry or given) → ValueEncoder → the same
 
 The schema is settled before any row is encoded: a column that can never be written with it, and a schema that the
 registry refuses, are exceptions. A row that cannot be encoded is null, with an error.
@@ -18,7 +19,7 @@ import pyarrow as pa
 from headrace.client.caches import LruCache
 from headrace.client.registry import LATEST
 from headrace.client.serde import RowCause, SerdeRowError, SerdeSettings, TopicSchema, TopicSchemas
-from headrace.errors import RegistryProtocolError, SchemaError, SchemaNotFoundError, SubjectNotFoundError
+from headrace.errors import ConfigError, RegistryProtocolError, SchemaError, SchemaNotFoundError, SubjectNotFoundError
 from headrace.schema import framing
 from headrace.schema.formats import derive
 from headrace.schema.types import RegisteredSchema, Schema
@@ -26,6 +27,7 @@ from headrace.schema.types import RegisteredSchema, Schema
 if TYPE_CHECKING:
     from headrace.client.registry import SchemaRegistryClient
     from headrace.schema.codec import ColumnEncoder
+    from headrace.schema.values import ValueEncoder
 
 ENCODERS_MAX = 1_000
 
@@ -42,6 +44,15 @@ class _Writer:
     encoder: ColumnEncoder
     prefix: bytes
     schema_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ValueWriter:
+    encode: ValueEncoder
+    prefix: bytes
+    schema_id: int
+    subject: str | None
+    """The subject whose latest version this is; None if the topic stays with its schema."""
 
 
 class SchemaEncoder:
@@ -63,6 +74,7 @@ class SchemaEncoder:
         self._schemas = TopicSchemas(registry, settings)
         self._pinned = dict(pinned or {})
         self._writers = LruCache[tuple[str, int, pa.DataType], _Writer](ENCODERS_MAX)
+        self._value_writers = LruCache[str, _ValueWriter](ENCODERS_MAX)  # By topic.
         self._derived = LruCache[tuple[str, pa.DataType], Schema](ENCODERS_MAX)
 
     def topic_schema(self, topic: str, arrow_type: pa.DataType) -> TopicSchema:
@@ -109,6 +121,52 @@ class SchemaEncoder:
                 for error in errors
             ],
         )
+
+    def encode_value(self, topic: str, value: object) -> bytes:
+        """Encode one Python value; raises SchemaError if it does not fit the schema."""
+        writer = self._current_writer(topic) or self._new_value_writer(topic)
+        try:
+            return writer.prefix + writer.encode(value)
+        except SchemaError as error:
+            raise SchemaError(f"schema id {writer.schema_id}: {error}") from None
+
+    def is_ready(self, topic: str) -> bool:
+        """Return whether `encode_value` needs no request to the registry."""
+        return self._current_writer(topic) is not None
+
+    def prepare_values(self, topic: str) -> None:
+        """Request what `encode_value` needs for a topic."""
+        if self._current_writer(topic) is None:
+            self._new_value_writer(topic)
+
+    def _current_writer(self, topic: str) -> _ValueWriter | None:
+        """Return the writer of a topic; None if there is none, or another version may be the latest."""
+        writer = self._value_writers.get(topic)
+        if writer is None or writer.subject is None:
+            return writer
+        latest = self._registry.known_latest(writer.subject)
+        return writer if latest is not None and latest.id == writer.schema_id else None
+
+    def _new_value_writer(self, topic: str) -> _ValueWriter:
+        settings = self.settings
+        if settings.writer is None and settings.auto_register and topic not in self._pinned:
+            name = "writer.schema" if settings.field == "value" else "key.writer.schema"
+            raise ConfigError(
+                f"no schema for single {settings.field}s of topic {topic!r}: schema.auto.register=true derives one "
+                f"from Arrow columns only; set {name} to the text of a schema or to latest, or use send_arrow"
+            )
+        schema = self.topic_schema(topic, pa.null())
+        if schema.id is None:
+            raise RegistryProtocolError(f"the schema registry returned no id for {schema}")
+        known = self._value_writers.get(topic)
+        if known is not None and known.schema_id == schema.id:
+            return known
+        parsed = schema.parsed()
+        prefix = framing.encode_id(schema.id, parsed.message_indexes(settings.record_name))
+        is_latest = topic not in self._pinned and settings.writer in (None, LATEST)
+        subject = self._schemas.subject(topic) if is_latest else None
+        encode = parsed.value_encoder(settings.record_name)
+        return self._value_writers.put(topic, _ValueWriter(encode, prefix, schema.id, subject))
 
     def _writer(self, topic: str, schema: TopicSchema, arrow_type: pa.DataType) -> _Writer:
         if schema.id is None:

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import cast
 
+from headrace.client.plugins import PluginKind
 from headrace.errors import (
     BrokerError,
     ConnectionFailedError,
@@ -30,7 +31,6 @@ from headrace.legacy.options import LegacySettings
 from headrace.legacy.partitioner import ByPartition, Collator
 from headrace.legacy.queue import WaitingClock
 from headrace.legacy.sync_producer import NO_LEADER, BrokerPartitionInfo, ProducerPool
-from headrace.producer.plugins import PluginKind
 from headrace.producer.serializers import KIND as SERIALIZER_KIND
 from headrace.producer.serializers import (
     BytesSerializer,

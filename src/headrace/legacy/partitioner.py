@@ -9,10 +9,10 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping
 
+from headrace.client.plugins import PluginKind
 from headrace.errors import HeadraceError
 from headrace.legacy.messages import Messages, SerializedMessages
 from headrace.legacy.sync_producer import NO_LEADER, BrokerPartitionInfo, PartitionAndLeader
-from headrace.producer.plugins import PluginKind
 from headrace.types import TopicPartition
 
 _MASK = 0xFFFFFFFF

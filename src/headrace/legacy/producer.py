@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from headrace.client.addresses import Endpoint
+from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.errors import ClosedError
 from headrace.legacy import partitioner
@@ -19,7 +20,6 @@ from headrace.legacy.options import OPTIONS, LegacySettings, resolve_settings
 from headrace.legacy.queue import SYSTEM_WAITING_CLOCK, MessageQueue, QueueFullError, SendThread, WaitingClock
 from headrace.legacy.sync_producer import BrokerPartitionInfo, Connect, ProducerPool
 from headrace.producer import process
-from headrace.producer.plugins import PluginLoader
 
 if TYPE_CHECKING:
     from headrace.config.option_types import LegacyProducerOptions

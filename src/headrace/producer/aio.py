@@ -1,6 +1,6 @@
 """The producer for asyncio: the methods of `Producer`, awaited where those block.
 
-    future = await producer.send(…)     queues the record; waits only for metadata or memory (back-pressure)
+    future = await producer.send(…)     queues the record; waits only for metadata, schemas or memory (back-pressure)
     metadata = await future             waits until the broker has stored it
 
 It uses the same engine as `Producer`. Calls that need not wait run on the event loop. Waits run in a thread and return
@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from headrace.client.concurrency import in_thread
 from headrace.client.metadata import PartitionInfo
@@ -31,17 +31,20 @@ from headrace.producer.queues import TopicQueues
 from headrace.producer.records import (
     ArrowTable,
     Delivery,
-    GroupMetadata,
     Headers,
     Offsets,
     ProducerRecord,
     RecordMetadata,
 )
 from headrace.producer.settings import resolve
+from headrace.types import GroupMember, GroupMetadata
 
 if TYPE_CHECKING:
     from headrace.config.option_types import ProducerOptions
     from headrace.producer.settings import ProducerArguments
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class AsyncProducer:
@@ -63,9 +66,10 @@ class AsyncProducer:
         self._engine = SendEngine(resolved, clock)
         self._appenders = self._engine.appenders
         self._fast_send_enabled = self._engine.pipeline.is_noop
-        # Event loop only, both.
+        # Event loop only, all three.
         self._memory_turn = asyncio.Lock()  # Held by the task that waits for memory; the others queue in order.
         self._metadata_waits: dict[tuple[str, int | None], asyncio.Task[TopicQueues]] = {}
+        self._schema_waits: dict[str, asyncio.Task[None]] = {}
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ProducerArguments]) -> Self:
@@ -135,6 +139,8 @@ class AsyncProducer:
         try:
             engine.check_sendable()
             topic = await self._topic(record.topic, record.partition, deadline_ms)
+            if not engine.pipeline.is_ready(record.topic):
+                await asyncio.shield(self._schema_wait(record.topic))
             prepared = engine.prepare(record, on_delivery)
             if not self._memory_turn.locked():
                 future = engine.try_append(topic, prepared, on_delivery)
@@ -164,19 +170,12 @@ class AsyncProducer:
 
     def _metadata_wait(self, topic: str, partition: int | None, deadline_ms: float) -> asyncio.Task[TopicQueues]:
         """Return the wait for the metadata of a topic. Tasks that need the same topic share one thread."""
-        key = (topic, partition)
-        wait = self._metadata_waits.get(key)
-        if wait is None:
-            wait = asyncio.create_task(in_thread(partial(self._engine.wait_for_topic, topic, partition, deadline_ms)))
-            self._metadata_waits[key] = wait
+        call = partial(self._engine.wait_for_topic, topic, partition, deadline_ms)
+        return _shared_wait(self._metadata_waits, (topic, partition), call)
 
-            def remove(done: asyncio.Task[TopicQueues]) -> None:
-                self._metadata_waits.pop(key, None)
-                if not done.cancelled():
-                    done.exception()  # marks it as retrieved: all callers may have been cancelled
-
-            wait.add_done_callback(remove)
-        return wait
+    def _schema_wait(self, topic: str) -> asyncio.Task[None]:
+        """Return the wait for what the serializers request for a topic, in one thread for all tasks that need it."""
+        return _shared_wait(self._schema_waits, topic, partial(self._engine.pipeline.prepare_topic, topic))
 
     async def send_arrow(
         self,
@@ -214,9 +213,9 @@ class AsyncProducer:
         """Begin a transaction. Local: the broker learns of it with the first record."""
         self._engine.begin_transaction()
 
-    async def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+    async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
         """Commit consumer offsets with the transaction: (topic, partition) → next offset to read."""
-        await in_thread(lambda: self._engine.send_offsets_to_transaction(offsets, group_metadata))
+        await in_thread(lambda: self._engine.send_offsets_to_transaction(offsets, group))
 
     async def commit_transaction(self) -> None:
         """Send all queued records and commit. Continues if the caller is cancelled."""
@@ -259,6 +258,21 @@ class AsyncProducer:
 
     def __repr__(self) -> str:
         return f"Async{describe(self._engine)}"
+
+
+def _shared_wait(waits: dict[K, asyncio.Task[T]], key: K, call: Callable[[], T]) -> asyncio.Task[T]:
+    """Return the wait for a call in a thread: one that runs for this key, or a new one."""
+    wait = waits.get(key)
+    if wait is None:
+        wait = waits[key] = asyncio.create_task(in_thread(call))
+
+        def remove(done: asyncio.Task[T]) -> None:
+            waits.pop(key, None)
+            if not done.cancelled():
+                done.exception()  # marks it as retrieved: all callers may have been cancelled
+
+        wait.add_done_callback(remove)
+    return wait
 
 
 def _on_loop(on_delivery: Delivery) -> Delivery:

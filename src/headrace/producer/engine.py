@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, PartitionInfo
 from headrace.client.network import NetworkClient
+from headrace.client.plugins import PluginLoader, is_for_application
 from headrace.config import Config
 from headrace.config.clock import Clock
 from headrace.errors import (
     API_ERRORS,
     BufferExhaustedError,
     ClosedError,
-    ConfigError,
     HeadraceError,
     IllegalStateError,
     IoThreadError,
@@ -40,16 +40,16 @@ from headrace.producer.buffer_pool import BufferPool, Claim
 from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricsObserver, ProducerMetrics, Transaction
 from headrace.producer.partitioners import AdaptiveSticky
-from headrace.producer.pipeline import SendPipeline
-from headrace.producer.plugins import PluginLoader, is_for_application
+from headrace.producer.pipeline import SendPipeline, refuse_unused_formats
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
-from headrace.producer.records import Delivery, GroupMetadata, Offsets, PreparedRecord, ProducerRecord
+from headrace.producer.records import Delivery, Offsets, PreparedRecord, ProducerRecord
 from headrace.producer.sender import Sender
-from headrace.producer.settings import PrefixedLogger, ProducerSettings
+from headrace.producer.settings import ProducerSettings, producer_log
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transactions import TransactionManager
 from headrace.telemetry.listeners import SnapshotSource
+from headrace.types import GroupMember, GroupMetadata
 from headrace.wire.records import record_bytes_max
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SendEngine:
         self.config = config
         self._creates_topics = creates_topics
         self.clock = clock
-        self.log = PrefixedLogger(config.of(str, "client.id"), config.optional(str, "transactional.id"))
+        self.log = producer_log(config.of(str, "client.id"), config.optional(str, "transactional.id"))
         self._closed = False
         self._forked = False
         self._cluster_seen_ms = clock.monotonic_ms()
@@ -92,7 +92,7 @@ class SendEngine:
             on_failure.callback(self.network.close)
             self.sender = self._make_sender(observer)
             self._register_gauges()
-            _refuse_unused_formats(config)
+            refuse_unused_formats(config)
             config.warn_of_unused(self.log)
             self.thread = threading.Thread(target=self._run, name=f"headrace-{settings.client_id}", daemon=True)
             self.thread.start()
@@ -404,11 +404,12 @@ class SendEngine:
         with self._transactional("begin_transaction", "begin") as manager:
             manager.begin_transaction()
 
-    def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
         """Commit consumer offsets with the transaction."""
         with self._transactional("send_offsets_to_transaction", "send-offsets") as manager:
             if offsets:
-                manager.begin_send_offsets(offsets, group_metadata).wait(self.settings.max_block_ms)
+                metadata = group if isinstance(group, GroupMetadata) else group.group_metadata()
+                manager.begin_send_offsets(offsets, metadata).wait(self.settings.max_block_ms)
 
     def commit_transaction(self) -> PendingResult:
         """Send all queued records and commit."""
@@ -597,13 +598,3 @@ def _no_metadata(topic: str, partition: int | None, cluster: Cluster, waited_ms:
     return f"{missing} is not in the metadata after {waited_ms:.0f} ms (max.block.ms){known}" + (
         f"; {reason}" if reason else ""
     )
-
-
-def _refuse_unused_formats(config: Config) -> None:
-    """Raise if a format is set that no serializer has read: records would be written without a schema."""
-    for field in ("key", "value"):
-        if f"{field}.format" in config.unused and str(config[f"{field}.format"]).lower() != "none":
-            raise ConfigError(
-                f"{field}.format is set, but {field}.serializer is {config[f'{field}.serializer']!r}, which writes no "
-                f"schema ids: set {field}.serializer to avro, protobuf or json-schema"
-            )

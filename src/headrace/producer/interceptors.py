@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from headrace.client.plugins import PluginKind, copy_methods, is_for_application
 from headrace.config import Log
-from headrace.producer.plugins import PluginKind, copy_methods, is_for_application
 from headrace.producer.records import UNKNOWN_PARTITION, Delivery, ProducerRecord, RecordMetadata
 
 log = logging.getLogger("headrace")

@@ -18,12 +18,12 @@ from typing import Final, Literal, TypeAlias
 
 from headrace import __version__
 from headrace.client.concurrency import OwnedLock
+from headrace.client.plugins import is_for_application
 from headrace.config import Log
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.config.sampling import Samples
 from headrace.errors import AuthenticationError, HeadraceError
 from headrace.producer.batch import ProducerBatch
-from headrace.producer.plugins import is_for_application
 from headrace.producer.recent import Recent
 from headrace.telemetry.listeners import ProducerListener, SnapshotSource
 

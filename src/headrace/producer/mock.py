@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.client.addresses import Endpoint
 from headrace.client.metadata import Cluster, PartitionInfo, TopicInfo
+from headrace.client.plugins import PluginLoader, is_for_application
 from headrace.config import Config, read_properties
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.errors import (
@@ -35,19 +36,19 @@ from headrace.producer.interceptors import InterceptorCallback
 from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
 from headrace.producer.pipeline import SendPipeline
-from headrace.producer.plugins import PluginLoader, is_for_application
 from headrace.producer.producer import TransactionScope
 from headrace.producer.records import (
     ArrowTable,
     Delivery,
-    GroupMetadata,
     Headers,
+    Offset,
     Offsets,
     PreparedRecord,
     ProducerRecord,
 )
-from headrace.producer.settings import PrefixedLogger, ProducerSettings, resolve
+from headrace.producer.settings import ProducerSettings, producer_log, resolve
 from headrace.producer.transaction_state import State, is_legal
+from headrace.types import GroupMember, GroupMetadata
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
 
@@ -102,7 +103,7 @@ class MockProducer(TransactionScope):
         self.config: Config = resolve(
             config, profile=profile, key_serializer=key_serializer, value_serializer=value_serializer, **options
         )
-        self._log = PrefixedLogger(self.config.of(str, "client.id"), self.config.optional(str, "transactional.id"))
+        self._log = producer_log(self.config.of(str, "client.id"), self.config.optional(str, "transactional.id"))
         self._plugins = PluginLoader(self.config, self._log)
         self.settings: ProducerSettings = ProducerSettings.build(self.config, self._plugins)
         self._pipeline = SendPipeline(self.settings, self._plugins)
@@ -112,7 +113,7 @@ class MockProducer(TransactionScope):
         self.history: list[SentRecord] = []
         """Records that a read_committed consumer would see."""
         self.uncommitted: list[SentRecord] = []
-        self.committed_offsets: dict[str, dict[tuple[str, int], int | tuple[int, str]]] = {}
+        self.committed_offsets: dict[str, dict[tuple[str, int], Offset]] = {}
         """Group → offsets committed with transactions."""
         self.failures: dict[str, Exception] = {}
         """Method → the error that it raises: `producer.failures["commit_transaction"] = TimedOutError()`."""
@@ -124,7 +125,7 @@ class MockProducer(TransactionScope):
         self._appenders: dict[str, TopicAppender] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._turn = 0
-        self._uncommitted_offsets: dict[str, dict[tuple[str, int], int | tuple[int, str]]] = {}
+        self._uncommitted_offsets: dict[str, dict[tuple[str, int], Offset]] = {}
         self._state = State.UNINITIALIZED
         self._error: Exception | None = None
 
@@ -346,12 +347,14 @@ class MockProducer(TransactionScope):
             self._check_error()
             self._transition_to("begin_transaction", State.IN_TRANSACTION)
 
-    def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
         with self._transactional("send_offsets_to_transaction"):
             self._check_error()
             self._check_state("send_offsets_to_transaction", State.IN_TRANSACTION)
             if offsets:
-                self._uncommitted_offsets.setdefault(group_metadata.group_id, {}).update(offsets)
+                metadata = group if isinstance(group, GroupMetadata) else group.group_metadata()
+                named = {(topic, number): offset for (topic, number), offset in offsets.items()}
+                self._uncommitted_offsets.setdefault(metadata.group_id, {}).update(named)
 
     def commit_transaction(self) -> None:
         with self._transactional("commit_transaction"):

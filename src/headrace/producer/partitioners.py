@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headrace.client.metadata import Cluster
+from headrace.client.plugins import PluginKind, copy_methods
 from headrace.config.clock import Clock
-from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.kernel import kernel
 
 if TYPE_CHECKING:

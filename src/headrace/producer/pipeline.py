@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from headrace.client.metadata import Cluster
+from headrace.client.plugins import PluginLoader
+from headrace.config import Config
+from headrace.errors import ConfigError
 from headrace.producer import interceptors, partitioners, serializers
-from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import Delivery, PreparedRecord, ProducerRecord, checked_headers
 from headrace.producer.settings import ProducerSettings
 from headrace.wire.layout import Header
@@ -84,6 +86,15 @@ class SendPipeline:
                 on_delivery.partition = partition
         return PreparedRecord(partition, record.timestamp_ms, key, value, headers, choose_again)
 
+    def is_ready(self, topic: str) -> bool:
+        """Return whether the serializers need no request over the network for a topic."""
+        return self._key_serializer.is_ready(topic) and self._value_serializer.is_ready(topic)
+
+    def prepare_topic(self, topic: str) -> None:
+        """Make the requests that the serializers need for a topic, such as those to a schema registry."""
+        self._key_serializer.prepare(topic)
+        self._value_serializer.prepare(topic)
+
     def serialize(
         self, topic: str, key: object, value: object, headers: list[Header]
     ) -> tuple[bytes | None, bytes | None]:
@@ -132,3 +143,13 @@ class SendPipeline:
             return partition
 
         return choose
+
+
+def refuse_unused_formats(config: Config) -> None:
+    """Raise if a format is set that no serializer has read: records would be written without a schema."""
+    for field in ("key", "value"):
+        if f"{field}.format" in config.unused and str(config[f"{field}.format"]).lower() != "none":
+            raise ConfigError(
+                f"{field}.format is set, but {field}.serializer is {config[f'{field}.serializer']!r}, which writes no "
+                f"schema ids: set {field}.serializer to avro, protobuf or json-schema"
+            )

@@ -24,7 +24,6 @@ from headrace.producer.metrics import MetricName, Value
 from headrace.producer.records import (
     ArrowTable,
     Delivery,
-    GroupMetadata,
     Headers,
     Offsets,
     PreparedRecord,
@@ -32,6 +31,7 @@ from headrace.producer.records import (
     checked_headers,
 )
 from headrace.producer.settings import ProducerSettings, resolve
+from headrace.types import GroupMember, GroupMetadata
 
 if TYPE_CHECKING:
     from headrace.config.option_types import ProducerOptions
@@ -174,9 +174,9 @@ class Producer(FastSend, TransactionScope):
         """Begin a transaction. Local: the broker learns of it with the first record."""
         self._engine.begin_transaction()
 
-    def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
         """Commit consumer offsets with the transaction: (topic, partition) → next offset to read."""
-        self._engine.send_offsets_to_transaction(offsets, group_metadata)
+        self._engine.send_offsets_to_transaction(offsets, group)
 
     def commit_transaction(self) -> None:
         """Send all queued records and commit; raises the first error of any record."""

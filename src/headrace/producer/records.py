@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from headrace.types import OffsetAndMetadata, TopicPartition
 from headrace.wire.layout import NO_TIMESTAMP, Header
 
 Headers = Iterable[Header] | Mapping[str, bytes | None] | None
@@ -58,17 +59,8 @@ def _check_not_negative(field: str, value: object) -> None:
         raise ValueError(f"invalid {field}: expected an int of 0 or more, got {value!r}")
 
 
-@dataclass(slots=True, frozen=True)
-class GroupMetadata:
-    """The consumer group and member for which offsets are committed with a transaction (KIP-447)."""
-
-    group_id: str
-    generation_id: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-
-
-Offsets = Mapping[tuple[str, int], int | tuple[int, str]]
+Offset = int | tuple[int, str] | OffsetAndMetadata
+Offsets = Mapping[tuple[str, int], Offset] | Mapping[TopicPartition, Offset]
 """(topic, partition) → the next offset to read, optionally with metadata."""
 
 

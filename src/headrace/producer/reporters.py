@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from headrace.client.plugins import PluginKind, copy_methods
 from headrace.errors import ConfigError
 from headrace.producer.metrics import Metric, MetricName, MetricsReporter
-from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.telemetry.prometheus import SharedCollector
 
 if TYPE_CHECKING:

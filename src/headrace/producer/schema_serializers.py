@@ -1,7 +1,7 @@
 """Serializers with a schema registry: keys and values that name their schema.
 
-    dict → one row of the schema's Arrow type → SchemaEncoder → schema id + payload
-    Arrow column → SchemaEncoder → the same for each row
+    dict → SchemaEncoder.encode_value → schema id + payload
+    Arrow column → SchemaEncoder.encode → the same for each row
 
 They read the options of `headrace.config.serde_options` and `schema.registry.*` from the producer's configuration.
 Imported only if a producer uses one: the plain serializers do not need pyarrow.
@@ -9,13 +9,10 @@ Imported only if a producer uses one: the plain serializers do not need pyarrow.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 
-from headrace.client.caches import LruCache
 from headrace.client.registry import SchemaRegistryClient
 from headrace.client.schema_encoder import SchemaEncoder
 from headrace.client.serde import SerdeRowError, SerdeSettings, registry_from
@@ -27,7 +24,6 @@ from headrace.schema.types import SchemaFormat
 from headrace.wire.layout import Header
 
 ROW_ERRORS_SHOWN_MAX = 3
-_ROW_TYPES_MAX = 1_000
 
 
 class SchemaSerializer(Serializer):
@@ -39,8 +35,6 @@ class SchemaSerializer(Serializer):
     def __init__(self, registry: SchemaRegistryClient | None = None) -> None:
         self._registry = registry
         self._encoder: SchemaEncoder | None = None
-        # By schema id and keys of the dict.
-        self._row_types = LruCache[tuple[int | None, tuple[str, ...]], pa.DataType](_ROW_TYPES_MAX)
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:
         super().configure(config, is_key)
@@ -64,23 +58,18 @@ class SchemaSerializer(Serializer):
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
         if value is None:
             return None
-        row = _as_row(value)
-        encoder = self.encoder
-        data_type = self._row_type(topic, row)
         try:
-            column = pa.array([row], data_type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
-            raise self.error(topic, value, f"a value of Arrow type {data_type} ({error})") from error
-        try:
-            encoded, errors = encoder.encode(topic, column)
+            return self.encoder.encode_value(topic, value)
         except RegistryError:
             raise
         except SchemaError as error:
             raise self.error(topic, value, f"a value that fits the schema ({error})") from error
-        if errors:
-            raise self.error(topic, value, f"a value that fits the schema ({errors[0].text})")
-        data: bytes = encoded[0].as_py()
-        return data
+
+    def is_ready(self, topic: str) -> bool:
+        return self.encoder.is_ready(topic)
+
+    def prepare(self, topic: str) -> None:
+        self.encoder.prepare_values(topic)
 
     def serialize_column(self, topic: str, column: pa.Array) -> pa.Array | None:
         """Return the encoded column; None if a row cannot be encoded: row by row, the error then names it."""
@@ -93,30 +82,6 @@ class SchemaSerializer(Serializer):
         if errors:
             raise self._rows_error(topic, column.type, errors)
         return encoded
-
-    def _row_type(self, topic: str, row: object) -> pa.DataType:
-        """Return the Arrow type of a value: of a dict, without the fields that it leaves to their defaults."""
-        encoder = self.encoder
-        if encoder.settings.writer is None and encoder.settings.auto_register:
-            raise self.error(topic, row, "an Arrow column, from which a schema can be derived, or writer.schema")
-        schema = encoder.topic_schema(topic, pa.null())
-        keys = tuple(row) if isinstance(row, dict) else ()
-        key = (schema.id, keys)
-        if (known := self._row_types.get(key)) is not None:
-            return known
-        parsed = schema.parsed()
-        data_type = parsed.arrow_type(message=encoder.settings.record_name)
-        if isinstance(row, dict) and pa.types.is_struct(data_type):
-            names = [field.name for field in data_type]
-            if unknown := [name for name in keys if name not in names]:
-                raise self.error(topic, row, f"only fields of the schema ({', '.join(names)}), not {unknown[0]!r}")
-            given = pa.struct([field for field in data_type if field.name in row])
-            try:
-                parsed.encoder(given, encoder.settings.record_name)
-            except SchemaError:  # a nullable field without a default is null
-                given = pa.struct([field for field in data_type if field.name in row or field.nullable])
-            data_type = given
-        return self._row_types.put(key, data_type)
 
     def _rows_error(self, topic: str, data_type: pa.DataType, errors: list[SerdeRowError]) -> SerializationError:
         shown = "; ".join(map(str, errors[:ROW_ERRORS_SHOWN_MAX]))
@@ -149,14 +114,3 @@ class JsonSchemaSerializer(SchemaSerializer):
 
 def _is_own(name: str) -> bool:
     return name.startswith(PREFIX) or name in SERDE_OPTIONS or name in ALIASES
-
-
-def _as_row(value: object) -> Any:
-    """Return a value as Arrow takes it: mappings and dataclasses as dicts."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, Mapping):
-        return dict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return value

@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from headrace.client.plugins import PluginKind, copy_methods
 from headrace.errors import ConfigError, SerializationError
-from headrace.producer.plugins import PluginKind, copy_methods
 from headrace.wire.layout import Header
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ class Serializer:
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
         """Return the bytes of `value`. The serializer may add to `headers`, the record's headers."""
         raise NotImplementedError(f"{type(self).__qualname__} must define serialize")
+
+    def is_ready(self, topic: str) -> bool:
+        """Return whether `serialize` needs no request over the network for this topic."""
+        return True
+
+    def prepare(self, topic: str) -> None:
+        """Make the requests that `serialize` needs for a topic: AsyncProducer calls it in a thread."""
 
     def encode_column(self, topic: str, column: pa.Array) -> pa.Array:
         """Return a column as bytes; raises SerializationError if a row cannot be serialized."""

@@ -10,27 +10,25 @@ timeout.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.client import addresses, tls
 from headrace.client.addresses import Endpoint
 from headrace.client.connection import ConnectionSettings
-from headrace.client.credentials import SaslSettings, TokenCache
+from headrace.client.credentials import SaslSettings, sasl_settings, tls_settings
 from headrace.client.network import NetworkSettings
+from headrace.client.plugins import PluginLoader, PrefixedLogger
 from headrace.client.tls import TlsSettings
-from headrace.config import INT_MAX, Config, Layer, jaas_options, read_properties
-from headrace.config.clock import SYSTEM_CLOCK, Clock
+from headrace.config import INT_MAX, Config, Layer, read_properties
+from headrace.config.clock import Clock
 from headrace.errors import ConfigError
 from headrace.producer.accumulator import AccumulatorSettings
 from headrace.producer.options import PRODUCER_OPTIONS, PROFILES
-from headrace.producer.plugins import PluginKind, PluginLoader
 from headrace.producer.sender import SenderSettings
 from headrace.wire.compression import CODEC_IDS, DEFAULT_LEVELS, GZIP, LZ4, ZSTD
-from headrace.wire.sasl import OAUTHBEARER, TokenProvider
 
 if TYPE_CHECKING:
     from headrace.config.option_types import ProducerOptions
@@ -54,18 +52,9 @@ _client_numbers = itertools.count(1)  # next() is atomic.
 _warned_no_effect: set[str] = set()  # One warning for each option and process.
 
 
-class PrefixedLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose lines start with the client id and transactional id."""
-
-    def __init__(self, client_id: str, transactional_id: str | None) -> None:
-        super().__init__(logging.getLogger("headrace.producer"), {})
-        prefix = f"producer client_id={client_id}"
-        if transactional_id is not None:
-            prefix += f" transactional_id={transactional_id}"
-        self._prefix = f"[{prefix}]"
-
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        return f"{self._prefix} {msg}", kwargs
+def producer_log(client_id: str, transactional_id: str | None) -> PrefixedLogger:
+    """Return a logger whose lines start with the client id and transactional id."""
+    return PrefixedLogger("producer", client_id=client_id, transactional_id=transactional_id)
 
 
 def resolve(
@@ -93,9 +82,7 @@ def resolve(
     layers.append(("argument", PRODUCER_OPTIONS.named({**options, **serializers})))
     resolved = PRODUCER_OPTIONS.resolve(*layers)
     changes = _derive_client_id(resolved)
-    log = PrefixedLogger(
-        str(changes.get("client.id", resolved["client.id"])), resolved.optional(str, "transactional.id")
-    )
+    log = producer_log(str(changes.get("client.id", resolved["client.id"])), resolved.optional(str, "transactional.id"))
     _warn_of_no_effect(resolved, log)
     if resolved["transaction.two.phase.commit.enable"]:
         raise ConfigError("transaction.two.phase.commit.enable is true, but no released broker supports it: unset it")
@@ -364,55 +351,3 @@ class ProducerSettings:
             retry_backoff_max_ms=self.retry_backoff_max_ms,
             keeps_order_by_muting=self.max_in_flight == 1 and not self.enable_idempotence,
         )
-
-
-class _TokenPlugin:
-    """Wraps a token provider as a plug-in."""
-
-    def __init__(self, provider: TokenProvider) -> None:
-        self.provider = provider
-        self._configure = getattr(provider, "configure", None)
-        self.close = getattr(provider, "close", lambda: None)
-
-    def configure(self, config: Mapping[str, object]) -> None:
-        if self._configure is not None:
-            self._configure(config)
-
-
-def _adapt(value: object) -> _TokenPlugin | None:
-    return _TokenPlugin(value) if callable(value) else None
-
-
-_TOKEN_PROVIDER = PluginKind("token provider (a callable that returns a token)", _TokenPlugin, adapt=_adapt)
-
-
-def tls_settings(config: Config) -> TlsSettings | None:
-    """Return the TLS settings for `SSL` and `SASL_SSL`; None for other protocols."""
-    if not config.of(str, "security.protocol").endswith("SSL"):
-        return None
-    return tls.settings_from(config)
-
-
-def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
-    """Return the SASL settings for `SASL_PLAINTEXT` and `SASL_SSL`; None for other protocols."""
-    if not config.of(str, "security.protocol").startswith("SASL"):
-        return None
-    mechanism = config.of(str, "sasl.mechanism").upper()
-    if mechanism == OAUTHBEARER:
-        return SaslSettings(mechanism, token_provider=_token_provider(config, plugins))
-    jaas = config.revealed("sasl.jaas.config")
-    from_jaas = {} if jaas is None else jaas_options(jaas)
-    return SaslSettings(
-        mechanism,
-        username=config.optional(str, "sasl.username") or from_jaas.get("username"),
-        password=config.revealed("sasl.password") or from_jaas.get("password"),
-        token_auth=from_jaas.get("tokenauth", "").lower() == "true",
-    )
-
-
-def _token_provider(config: Config, plugins: PluginLoader) -> TokenProvider | None:
-    option = "sasl.login.callback.handler.class"
-    value = config[option]
-    if value is None:
-        return None
-    return TokenCache(plugins.load(option, value, _TOKEN_PROVIDER).provider, SYSTEM_CLOCK.time_ms)

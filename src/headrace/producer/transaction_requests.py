@@ -18,9 +18,9 @@ from headrace.client.addresses import Endpoint
 from headrace.client.concurrency import OneShotEvent
 from headrace.client.connection import Response
 from headrace.errors import ERROR_CODES, BrokerError, Code, ConnectionFailedError, HeadraceError, TimedOutError
-from headrace.producer.records import GroupMetadata
+from headrace.producer.records import Offset
 from headrace.producer.sequences import TopicPartition
-from headrace.types import ProducerIdAndEpoch
+from headrace.types import GroupMetadata, OffsetAndMetadata, ProducerIdAndEpoch
 from headrace.wire.api.group_offsets import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -363,7 +363,7 @@ class AddOffsets(TransactionRequest[AddOffsetsToTxnResponse]):
     def __init__(
         self,
         manager: TransactionManager,
-        offsets: dict[TopicPartition, int | tuple[int, str]],
+        offsets: dict[TopicPartition, Offset],
         group: GroupMetadata,
         result: PendingResult | None,
     ) -> None:
@@ -403,7 +403,7 @@ class CommitOffsets(TransactionRequest[TxnOffsetCommitResponse]):
     def __init__(
         self,
         manager: TransactionManager,
-        offsets: dict[TopicPartition, int | tuple[int, str]],
+        offsets: dict[TopicPartition, Offset],
         group: GroupMetadata,
         result: PendingResult | None,
     ) -> None:
@@ -425,10 +425,13 @@ class CommitOffsets(TransactionRequest[TxnOffsetCommitResponse]):
     def build(self, version: int) -> TxnOffsetCommitRequest:
         topics: defaultdict[str, list[TxnOffsetCommitRequestPartition]] = defaultdict(list)
         for (topic, partition), value in self._offsets.items():
-            offset, metadata = value if isinstance(value, tuple) else (value, "")
+            committed = OffsetAndMetadata(*value) if isinstance(value, tuple) else OffsetAndMetadata(value)
             topics[topic].append(
                 TxnOffsetCommitRequestPartition(
-                    partition_index=partition, committed_offset=offset, committed_metadata=metadata
+                    partition_index=partition,
+                    committed_offset=committed.offset,
+                    committed_leader_epoch=committed.leader_epoch,
+                    committed_metadata=committed.metadata,
                 )
             )
         request = TxnOffsetCommitRequest(

@@ -28,7 +28,7 @@ from headrace.errors import (
     UnsupportedVersionError,
 )
 from headrace.producer.batch import ProducerBatch
-from headrace.producer.records import GroupMetadata, Offsets
+from headrace.producer.records import Offsets
 from headrace.producer.sequences import NO_PRODUCER_ID_AND_EPOCH, SequenceTable, TopicPartition
 from headrace.producer.transaction_requests import (
     AddOffsets,
@@ -42,7 +42,7 @@ from headrace.producer.transaction_requests import (
     QueuedRequest,
 )
 from headrace.producer.transaction_state import State, is_legal
-from headrace.types import ProducerIdAndEpoch
+from headrace.types import GroupMetadata, ProducerIdAndEpoch
 
 EPOCH_MAX = 0x7FFF
 # A batch that fails with one of these puts the producer into a fatal state.
@@ -279,8 +279,9 @@ class TransactionManager:
             if self.state is not State.IN_TRANSACTION:
                 raise IllegalStateError(f"send_offsets_to_transaction() while the producer is {self.state}")
             result = PendingResult("send_offsets_to_transaction")
+            named = {(topic, number): offset for (topic, number), offset in offsets.items()}
             make_request = CommitOffsets if self.v2_enabled else AddOffsets
-            pending = self._pending_with(make_request(self, dict(offsets), group, result))
+            pending = self._pending_with(make_request(self, named, group, result))
             # No call from here on: see _queue_operation.
             self._pending = pending
             self.transaction_started = self.transaction_started or self.v2_enabled

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.schema.codec import ColumnDecoder, ColumnEncoder
     from headrace.schema.json_types import JsonSchema
     from headrace.schema.protobuf_schema import ProtobufSchema
+    from headrace.schema.values import ValueEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ class ParsedSchema(ABC):
     @abstractmethod
     def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
         """Return an encoder of columns of an Arrow type."""
+
+    @abstractmethod
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        """Return the function from a Python value to its bytes; it raises SchemaError if the value does not fit."""
 
     def message_indexes(self, message: str | None = None) -> tuple[int, ...] | None:
         """Return the position of a message type, which follows the schema id; None if the format has none."""
@@ -145,6 +150,11 @@ class _Avro(ParsedSchema):
 
         return AvroEncoder(self._model, arrow_type)
 
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        from headrace.schema.avro_values import value_encoder
+
+        return value_encoder(self._model)
+
 
 class _Protobuf(ParsedSchema):
     format = SchemaFormat.PROTOBUF
@@ -200,6 +210,11 @@ class _Protobuf(ParsedSchema):
 
         return ProtobufEncoder(self._model, arrow_type, message)
 
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        from headrace.schema.protobuf_values import value_encoder
+
+        return value_encoder(self._model, self._model.message(message))
+
     def message_indexes(self, message: str | None = None) -> tuple[int, ...] | None:
         return self._model.message_indexes(message)
 
@@ -251,6 +266,11 @@ class _Json(ParsedSchema):
         from headrace.schema.json_schema import JsonEncoder
 
         return JsonEncoder(self._model, arrow_type)
+
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        from headrace.schema.json_values import value_encoder
+
+        return value_encoder(self._model)
 
 
 _CLASSES: dict[SchemaFormat, type[ParsedSchema]] = {each.format: each for each in (_Avro, _Protobuf, _Json)}

@@ -3,22 +3,24 @@
     {"bootstrap.servers": …} → resolve → Config → client_settings → BlockingClient      driver: offsets, topics
                                                 → fetcher_arguments → Fetcher           executors: rows
 
-Options for connections, TLS and SASL are declared once, with the producer.
+The options are those of `headrace.consumer.options`, some with other defaults.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from headrace.client.blocking import ClientSettings
-from headrace.config import Between, Config, OneOf, Option, Options
+from headrace.client.credentials import sasl_settings, tls_settings
+from headrace.client.plugins import PluginLoader
+from headrace.config import Between, Config, Option, Options
+from headrace.consumer.options import API_TIMEOUT, FETCH_OPTIONS, ISOLATION_LEVEL
+from headrace.consumer.options import CONSUMER_OPTIONS as CONSUMER_OPTIONS_OF_KAFKA
 from headrace.errors import ConfigError
-from headrace.producer.options import PRODUCER_OPTIONS
-from headrace.producer.plugins import PluginLoader
-from headrace.producer.settings import sasl_settings, tls_settings
 from headrace.spark.kafka_options import (
     CONSUMER_WITHOUT_EFFECT,
     OPTION_SETS_MAX,
@@ -38,6 +40,7 @@ _SHARED_NAMES = frozenset(
         "client.id",
         "client.dns.lookup",
         "metadata.max.age.ms",
+        "receive.buffer.bytes",
         "request.timeout.ms",
         "retry.backoff.ms",
         "retry.backoff.max.ms",
@@ -47,50 +50,27 @@ _SHARED_PREFIXES = ("sasl.", "ssl.", "security.")
 CONSUMER_OPTIONS = Options(
     *(
         option
-        for name, option in PRODUCER_OPTIONS.items()
+        for name, option in CONSUMER_OPTIONS_OF_KAFKA.items()
         if name in _SHARED_NAMES or name.startswith(_SHARED_PREFIXES)
     ),
-    Option(
-        "isolation.level",
-        "str",
-        "read_committed",
-        "Whether rows of open and aborted transactions are skipped. Kafka's default is read_uncommitted, which also "
-        "returns rows of aborted transactions.",
-        OneOf("read_committed", "read_uncommitted", ignore_case=True),
-        "high",
+    replace(
+        ISOLATION_LEVEL,
+        default="read_committed",
+        doc="Whether rows of open and aborted transactions are skipped. Kafka's default is read_uncommitted, which "
+        "also returns rows of aborted transactions.",
+        importance="high",
     ),
-    Option(
-        "default.api.timeout.ms",
-        "int",
-        60_000,
-        "The time limit for looking up topics and offsets, including retries.",
-        Between(1),
-    ),
-    Option(
-        "fetch.min.bytes", "int", 1, "A broker responds when it has this much, or after fetch.max.wait.ms.", Between(0)
-    ),
-    Option("fetch.max.wait.ms", "int", 500, "The longest that a broker waits for fetch.min.bytes.", Between(0)),
-    Option(
-        "fetch.max.bytes",
-        "int",
-        50 * 1024 * 1024,
-        "The most that one response has, for all partitions; the first batch is sent even if it is larger.",
-        Between(1),
-    ),
-    Option(
-        "max.partition.fetch.bytes",
-        "int",
-        8 * 1024 * 1024,
-        "The most that one response has of a partition. Kafka's default is 1 MiB; a task reads one partition only, "
-        "and every response costs a round trip.",
-        Between(1),
-    ),
-    Option(
-        "receive.buffer.bytes",
-        "int",
-        -1,
-        "The size of the TCP receive buffer; -1 leaves it to the system.",
-        Between(-1),
+    replace(API_TIMEOUT, doc="The time limit for looking up topics and offsets, including retries.", check=Between(1)),
+    *(
+        replace(
+            option,
+            default=8 * 1024 * 1024,
+            doc="The most that one response has of a partition. Kafka's default is 1 MiB; a task reads one partition "
+            "only, and every response costs a round trip.",
+        )
+        if option.name == "max.partition.fetch.bytes"
+        else option
+        for option in FETCH_OPTIONS
     ),
     Option(
         "group.id",

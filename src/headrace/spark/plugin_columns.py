@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from headrace.client.plugins import PluginLoader
 from headrace.producer import interceptors, partitioners, serializers
-from headrace.producer.plugins import PluginLoader
 from headrace.producer.records import ProducerRecord, checked_headers
 from headrace.spark.errors import SinkError
 from headrace.spark.sink_options import SinkOptions

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 from headrace.client.admin.topics import BROKERS_DEFAULT
 from headrace.client.blocking import ClientSettings
+from headrace.client.credentials import sasl_settings, tls_settings
+from headrace.client.plugins import PluginLoader
 from headrace.config import Config, Option, Options, Secret
 from headrace.config.option import Between, OneOf
 from headrace.config.serde_options import SERDE_OPTIONS
@@ -19,8 +21,7 @@ from headrace.errors import ConfigError
 from headrace.producer import partitioners, serializers
 from headrace.producer.options import PRODUCER_OPTIONS
 from headrace.producer.pipeline import SendPipeline
-from headrace.producer.plugins import PluginLoader
-from headrace.producer.settings import ProducerSettings, resolve, sasl_settings, tls_settings
+from headrace.producer.settings import ProducerSettings, resolve
 from headrace.spark.format_options import FormatOptions, is_format_option
 from headrace.spark.kafka_options import (
     OPTION_SETS_MAX,

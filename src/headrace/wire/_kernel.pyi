@@ -5,6 +5,7 @@ from headrace.wire._reference import OpenBatch as OpenBatch
 from headrace.wire._reference import check_records as check_records
 from headrace.wire._reference import crc32c as crc32c
 from headrace.wire._reference import cut_batches as cut_batches
+from headrace.wire._reference import decode_consumer_records as decode_consumer_records
 from headrace.wire._reference import decode_message_set as decode_message_set
 from headrace.wire._reference import decode_records as decode_records
 from headrace.wire._reference import encode_columns as encode_columns

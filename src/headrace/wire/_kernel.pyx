@@ -21,7 +21,7 @@ from libc.string cimport memcpy, memset
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError
 from headrace.wire._reference.message_sets import decode_message_set as _decode_message_set_in_python
-from headrace.wire.layout import BatchHeader, EncodedBatch, LegacyMessage, Record
+from headrace.wire.layout import BatchHeader, ConsumerRecord, EncodedBatch, LegacyMessage, Record
 
 cdef extern from "_crc32c.h" nogil:
     void hr_crc_init()
@@ -52,6 +52,7 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     object PyLong_FromLong(long v)
     object PyLong_FromLongLong(long long v)
+    void PyObject_GC_UnTrack(PyObject *value)
 
 cdef enum:
     HEADER_BYTES = 61

@@ -277,6 +277,54 @@ def decode_records(payload, int32_t record_count, int64_t base_offset, int64_t b
     return records
 
 
+def decode_consumer_records(
+    payload, int32_t record_count, list records not None, *, str topic not None, int32_t partition,
+    int64_t base_offset, int64_t base_timestamp, int64_t append_time, int32_t leader_epoch, int64_t first_offset,
+):
+    """Append the records from `first_offset` on to `records`. An `append_time` other than -1 replaces all timestamps.
+
+    After an error, some records may have been appended.
+    """
+    cdef _View view = _View(payload)
+    cdef const uint8_t *at = view.data
+    cdef const uint8_t *end = view.data + view.size
+    cdef const char *expected
+    cdef Parsed r
+    cdef int32_t index
+    cdef int64_t timestamp, last_timestamp = append_time
+    cdef object timestamp_object = append_time
+    cdef object partition_object = partition
+    cdef object epoch_object = leader_epoch
+    cdef object no_timestamp = -1
+    cdef object timestamp_type = 1 if append_time >= 0 else 0
+    for index in range(record_count):
+        _yield_gil(index)
+        expected = _parse_record(&at, end, &r)
+        if expected is not NULL:
+            raise _malformed(expected, at, view)
+        if base_offset + r.offset_delta < first_offset:
+            continue
+        timestamp = append_time if append_time >= 0 else base_timestamp + r.timestamp_delta
+        if timestamp != last_timestamp:
+            last_timestamp = timestamp
+            timestamp_object = PyLong_FromLongLong(timestamp)
+        record = named_tuple(ConsumerRecord, 9)
+        set_item(record, 0, topic)
+        set_item(record, 1, partition_object)
+        set_item(record, 2, PyLong_FromLongLong(base_offset + r.offset_delta))
+        set_item(record, 3, timestamp_object)
+        set_item(record, 4, timestamp_type if timestamp >= 0 else no_timestamp)
+        set_item(record, 5, _piece_bytes(&r.key))
+        set_item(record, 6, _piece_bytes(&r.value))
+        set_item(record, 7, _decode_headers(&r, view))
+        set_item(record, 8, epoch_object)
+        # It has only texts, bytes and numbers, so the garbage collector need not visit it.
+        PyObject_GC_UnTrack(<PyObject *>record)
+        records.append(record)
+    if at != end:
+        raise MalformedError(f"expected {record_count} records, {end - at} bytes are left", offset=at - view.data)
+
+
 cdef object _decode_headers(Parsed *r, _View view):
     cdef int64_t count, index
     cdef Piece piece

@@ -6,12 +6,14 @@
 Frames are copied out of a chunk. Readers may share a chunk if nothing runs between `room` and `received`: between two
 calls a reader keeps only the incomplete frame. Once OWN_BYTES_MIN of a frame have arrived, it gets its own buffer, and
 the rest is received in place. The buffer grows with the received bytes, not with the size prefix: it starts with up to
-16 times their size (at most 1 MiB) and grows by a factor of 4, so at most a third of a large frame is copied.
+16 times their size (at most 1 MiB) and grows by a factor of 4, so at most a third of a large frame is copied. An
+`allocate` of the caller gets more at once (up to 64 MiB): its memory must cost nothing until it is written.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from headrace.errors import MalformedError
 from headrace.wire.primitives import Buffer
@@ -22,6 +24,8 @@ OWN_BYTES_MIN = 16 * 1024
 FIRST_BUFFER_BYTES_MAX = 1024 * 1024
 """The limit of the first buffer, and FIRST_BUFFER_RATIO_MAX its ratio to the received bytes."""
 FIRST_BUFFER_RATIO_MAX = 16
+ALLOCATED_BYTES_MAX = 64 * 1024 * 1024
+"""The limit of the first buffer that `allocate` returns."""
 GROWTH_FACTOR = 4
 
 _size = struct.Struct(">i")
@@ -30,10 +34,16 @@ _size = struct.Struct(">i")
 class FrameReader:
     """Splits received bytes into frames, without their size prefixes."""
 
-    __slots__ = ("_chunk", "_filled", "_frame_bytes", "_kept", "_own", "frame_bytes_max")
+    __slots__ = ("_allocate_buffer", "_chunk", "_filled", "_frame_bytes", "_kept", "_own", "frame_bytes_max")
 
-    def __init__(self, frame_bytes_max: int, chunk: memoryview | None = None) -> None:
+    def __init__(
+        self,
+        frame_bytes_max: int,
+        chunk: memoryview | None = None,
+        allocate: Callable[[int], memoryview] | None = None,
+    ) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self._allocate_buffer = allocate
         self._chunk = memoryview(bytearray(CHUNK_BYTES)) if chunk is None else chunk
         self._kept = b""  # the start of an incomplete frame, with its size prefix
         self._own: memoryview | None = None  # the buffer of a large incomplete frame
@@ -105,8 +115,11 @@ class FrameReader:
 
     def _allocate(self, size: int, received: memoryview) -> None:
         self._frame_bytes = size
-        buffer_bytes = min(size, FIRST_BUFFER_BYTES_MAX, FIRST_BUFFER_RATIO_MAX * len(received))
-        self._own = memoryview(bytearray(buffer_bytes))
+        if self._allocate_buffer is not None:
+            self._own = self._allocate_buffer(min(size, ALLOCATED_BYTES_MAX))
+        else:
+            buffer_bytes = min(size, FIRST_BUFFER_BYTES_MAX, FIRST_BUFFER_RATIO_MAX * len(received))
+            self._own = memoryview(bytearray(buffer_bytes))
         self._filled = len(received)
         self._own[: self._filled] = received
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.wire.primitives import Buffer
 
@@ -91,6 +91,23 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
+
+
+class ConsumerRecord(NamedTuple):
+    """A record that a consumer returns. Key and value are bytes or None, or what the deserializers make of them."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since 1970."""
+    timestamp_type: int
+    """0: set by the producer (CreateTime), 1: by the broker (LogAppendTime), -1: none."""
+    key: Any
+    value: Any
+    headers: tuple[Header, ...]
+    leader_epoch: int
+    """The epoch of the leader that appended the record; -1 if it is unknown."""
 
 
 class LegacyMessage(NamedTuple):

@@ -31,6 +31,7 @@ from headrace.wire.layout import (
     RECORD_OVERHEAD_BYTES_MAX,
     TRANSACTIONAL,
     BatchHeader,
+    ConsumerRecord,
     EncodedBatch,
     Header,
     Record,
@@ -155,6 +156,25 @@ class RecordBatch:
         header = self.header
         return kernel.decode_records(
             self.payload(bytes_max), header.record_count, header.base_offset, header.base_timestamp, header.append_time
+        )
+
+    def consumer_records(
+        self, topic: str, partition: int, first_offset: int, records: list[ConsumerRecord], bytes_max: int
+    ) -> None:
+        """Verify the checksum and append the records from `first_offset` on to `records`."""
+        self.verify()
+        header = self.header
+        kernel.decode_consumer_records(
+            self.payload(bytes_max),
+            header.record_count,
+            records,
+            topic=topic,
+            partition=partition,
+            base_offset=header.base_offset,
+            base_timestamp=header.base_timestamp,
+            append_time=header.append_time,
+            leader_epoch=header.leader_epoch,
+            first_offset=first_offset,
         )
 
     def __repr__(self) -> str:

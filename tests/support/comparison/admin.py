@@ -7,6 +7,12 @@ from typing import Any
 from tests.support.comparison.comparing import ID_OF_NOBODY, NOBODY, RequestCase
 
 CASES = {
+    "tokens that are not created": RequestCase("CreateDelegationToken", lambda w: {"max_lifetime_ms": -1}),
+    "tokens that are not renewed": RequestCase("RenewDelegationToken", lambda w: {"hmac": b"x", "renew_period_ms": 1}),
+    "tokens that do not expire": RequestCase(
+        "ExpireDelegationToken", lambda w: {"hmac": b"x", "expiry_time_period_ms": 1}
+    ),
+    "tokens that nobody has": RequestCase("DescribeDelegationToken", lambda w: {"owners": None}),
     "described options": RequestCase(
         "DescribeConfigs",
         lambda w: {

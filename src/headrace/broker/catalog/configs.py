@@ -1,4 +1,4 @@
-"""Dynamic options of topics and brokers, and client quotas. Options that are not set have their default.
+"""Dynamic options of topics, brokers and groups, and client quotas. Options that are not set have their default.
 
 The entity of a quota is a user, a client id, both, or an IP address. Each part has a name; None is the default entity.
 """
@@ -11,6 +11,7 @@ from headrace.broker.catalog.journal import Event
 
 TOPIC = "topic"
 BROKER = "broker"
+GROUP = "group"
 
 USER = "user"
 CLIENT_ID = "client-id"
@@ -46,6 +47,10 @@ class Configs:
     def of(self, resource: str, name: str) -> Mapping[str, str]:
         """Return the options set on a resource. The name of a broker is its id, or empty for all brokers."""
         return self._values.get((resource, name), {})
+
+    def names(self, resource: str) -> list[str]:
+        """Return the names of all resources of a type that have options."""
+        return [name for kind, name in self._values if kind == resource]
 
     def apply(self, event: Event) -> None:
         key = (event["resource"], event["name"])

@@ -1,7 +1,9 @@
 """Consumer groups: membership, assignments and committed offsets.
 
     handlers → coordinator → shard (one for each partition of __consumer_offsets)
-                                 ├ groups     members and generations: joining, rebalance, group
+                                 ├ groups     classic: members and generations: joining, rebalance, group
+                                 ├ consumer   KIP-848: members and epochs: consumer_heartbeats, consumer_update,
+                                 │            consumer_group; classic_members and migration between both
                                  ├ offsets    committed, and pending in open transactions
                                  └ write      append a record to the log, then change memory, in log order
 

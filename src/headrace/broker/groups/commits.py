@@ -6,10 +6,18 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from headrace.broker.groups.consumer_group import ConsumerGroup, stale_code
+from headrace.broker.groups.consumer_member import ConsumerMember
 from headrace.broker.groups.group import Group, GroupState, MemberClaim
 from headrace.broker.groups.offsets import NO_EXPIRY, NO_OFFSET, Committed
 from headrace.broker.groups.rebalance import Rebalances
-from headrace.broker.groups.records import OffsetChange, group_tombstone, offset_record, offset_tombstone
+from headrace.broker.groups.records import (
+    OffsetChange,
+    consumer_record,
+    group_tombstone,
+    offset_record,
+    offset_tombstone,
+)
 from headrace.broker.groups.shard import GroupSettings, Shard
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
@@ -64,19 +72,55 @@ class Commits:
         version: int = GROUP_ID_NOT_FOUND_VERSION,
     ) -> dict[TopicPartition, Code]:
         """Commit offsets of a member, or of a consumer without membership. Errors of the whole request are raised."""
+        expire_time_ms = NO_EXPIRY if retention_ms < 0 else self._shard.clock.time_ms() + retention_ms
+        consumer_group = self._shard.consumer_groups.get(group_id)
+        if consumer_group is not None:
+            member = consumer_group.check_commit(claim, transactional=False, version=version)
+            return await self._store_checked(group_id, member, claim, commits, expire_time_ms)
         group = self._group_of_commit(group_id, claim, version >= GROUP_ID_NOT_FOUND_VERSION)
         group.check_commit(claim, transactional=False)
         if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._rebalances.keep_alive(group, group.members[claim.member_id])
-        expire_time_ms = NO_EXPIRY if retention_ms < 0 else self._shard.clock.time_ms() + retention_ms
         return await self._store(group_id, commits, NO_PRODUCER, expire_time_ms)
 
     async def commit_in_transaction(
         self, group_id: str, claim: MemberClaim, commits: Mapping[TopicPartition, Commit], producer: BatchProducer
     ) -> dict[TopicPartition, Code]:
         """Commit offsets that become visible with a producer's transaction."""
+        consumer_group = self._shard.consumer_groups.get(group_id)
+        if consumer_group is not None:
+            self._check_transactional(consumer_group, claim, commits)
+            return await self._store(group_id, commits, producer, NO_EXPIRY)
         self._group_of_commit(group_id, claim, False).check_commit(claim, transactional=True)
         return await self._store(group_id, commits, producer, NO_EXPIRY)
+
+    @staticmethod
+    def _check_transactional(
+        group: ConsumerGroup, claim: MemberClaim, commits: Mapping[TopicPartition, Commit]
+    ) -> None:
+        """Raise unless a transaction may commit these offsets. TxnOffsetCommit has no STALE_MEMBER_EPOCH."""
+        try:
+            member = group.check_commit(claim, transactional=True, version=GROUP_ID_NOT_FOUND_VERSION)
+            codes = [_partition_code(member, claim, partition, commit) for partition, commit in commits.items()]
+        except BrokerError as error:
+            codes = [Code(error.code)]
+        code = next(filter(None, codes), Code.NONE)
+        if code:
+            code = Code.ILLEGAL_GENERATION if code is Code.STALE_MEMBER_EPOCH else code
+            raise group.error(code, f"epoch {claim.generation} of member {claim.member_id!r} may not commit")
+
+    async def _store_checked(
+        self,
+        group_id: str,
+        member: ConsumerMember | None,
+        claim: MemberClaim,
+        commits: Mapping[TopicPartition, Commit],
+        expire_time_ms: int,
+    ) -> dict[TopicPartition, Code]:
+        """Store the offsets of partitions that a member had in the epoch of its claim (KIP-1251)."""
+        codes = {partition: _partition_code(member, claim, partition, commit) for partition, commit in commits.items()}
+        accepted = {partition: commit for partition, commit in commits.items() if not codes[partition]}
+        return {**codes, **await self._store(group_id, accepted, NO_PRODUCER, expire_time_ms)}
 
     def _group_of_commit(self, group_id: str, claim: MemberClaim, not_found_supported: bool) -> Group:
         """Return the group; without a generation it is used for offsets only and need not exist."""
@@ -160,8 +204,10 @@ class Commits:
 
     async def delete(self, group_id: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Code]:
         """Delete offsets of topics that the group is not subscribed to."""
-        group = self._shard.group(group_id)
-        group.check_offsets_deletable()
+        group: Group | ConsumerGroup | None = self._shard.consumer_groups.get(group_id)
+        if group is None:
+            group = self._shard.group(group_id)
+            group.check_offsets_deletable()
         results = {
             partition: Code.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed(partition.topic) else Code.NONE
             for partition in partitions
@@ -174,19 +220,24 @@ class Commits:
 
     async def delete_group(self, group_id: str) -> None:
         """Delete a group without members and its offsets."""
-        group = self._shard.group(group_id)
-        group.check_deletable()
-        await self.write_tombstones(
-            ((group_id, partition) for partition in self._known_partitions(group_id)), groups=[group]
-        )
+        async with self._shard.exclusive(group_id):
+            group = self._shard.consumer_groups.get(group_id) or self._shard.group(group_id)
+            group.check_deletable()
+            await self.write_tombstones(
+                ((group_id, partition) for partition in self._known_partitions(group_id)), groups=[group]
+            )
 
     async def write_tombstones(
-        self, offsets: Iterable[tuple[str, TopicPartition]], groups: Collection[Group] = ()
+        self, offsets: Iterable[tuple[str, TopicPartition]], groups: Collection[Group | ConsumerGroup] = ()
     ) -> None:
         """Write tombstones of offsets and groups."""
         deleted = list(offsets)
         entries = [offset_tombstone(group_id, partition) for group_id, partition in deleted]
-        entries += [group_tombstone(group.id) for group in groups]
+        for group in groups:
+            if isinstance(group, ConsumerGroup):
+                entries += map(consumer_record, group.tombstones())
+            else:
+                entries.append(group_tombstone(group.id))
 
         def apply(_: int) -> None:
             for group_id, partition in deleted:
@@ -206,6 +257,16 @@ class Commits:
 
     def _known_partitions(self, group_id: str) -> set[TopicPartition]:
         return {*self._shard.offsets.of(group_id), *self._shard.offsets.pending_of(group_id)}
+
+
+def _partition_code(
+    member: ConsumerMember | None, claim: MemberClaim, partition: TopicPartition, commit: Commit
+) -> Code:
+    """Return the error of a partition that a member did not have in the epoch of its claim; no member: none."""
+    if member is None:
+        return Code.NONE
+    epoch = member.assignment_epoch(commit.topic_id, partition.partition)
+    return stale_code(member) if epoch is None or claim.generation < epoch else Code.NONE
 
 
 # -- expiry --------------------------------------------------------------------------------------
@@ -238,7 +299,14 @@ class OffsetExpiry:
         """Write tombstones for expired offsets and unused groups."""
         now_ms = self._shard.clock.time_ms()
         offsets: list[tuple[str, TopicPartition]] = []
-        groups: list[Group] = []
+        groups: list[Group | ConsumerGroup] = []
+        for consumer_group in self._shard.consumer_groups.values():
+            expired = self._expired_of_consumer_group(consumer_group, now_ms)
+            offsets += [(consumer_group.id, partition) for partition in expired]
+            left = self._shard.offsets.of(consumer_group.id).keys() - expired
+            is_used = consumer_group.members or self._shard.offsets.has_open_transactions(consumer_group.id)
+            if not left and not is_used and not self._shard.is_changing(consumer_group.id):
+                groups.append(consumer_group)
         for group in self._shard.groups.values():
             kept = dict(self._shard.offsets.of(group.id))
             for partition, committed in list(kept.items()):
@@ -251,6 +319,17 @@ class OffsetExpiry:
             await self._commits.write_tombstones(offsets, groups)
         except BrokerError as error:
             log.warning("failed to remove %d expired offsets, will retry: %s", len(offsets), error)
+
+    def _expired_of_consumer_group(self, group: ConsumerGroup, now_ms: int) -> set[TopicPartition]:
+        """Return the partitions of topics without subscribers whose offsets are old."""
+        subscribed = group.subscribed_topics()
+        return {
+            partition
+            for partition, committed in self._shard.offsets.of(group.id).items()
+            if partition.topic not in subscribed
+            and not self._shard.offsets.is_unstable(group.id, partition)
+            and now_ms - committed.commit_time_ms >= self._settings.offsets_retention_ms
+        }
 
     def _is_expired(self, group: Group, partition: TopicPartition, committed: Committed, now_ms: int) -> bool:
         if group.is_subscribed(partition.topic) or self._shard.offsets.is_unstable(group.id, partition):

@@ -13,15 +13,23 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.clock import TimerClock
+from headrace.broker.groups.classic_members import ClassicMembers
 from headrace.broker.groups.commits import GROUP_ID_NOT_FOUND_VERSION, Commit, Commits, Fetched, OffsetExpiry
+from headrace.broker.groups.consumer_group import ConsumerGroup
+from headrace.broker.groups.consumer_heartbeats import ConsumerHeartbeats, HeartbeatClient
+from headrace.broker.groups.consumer_sessions import ConsumerSessions
+from headrace.broker.groups.consumer_settings import ConsumerSettings, MetadataImage
 from headrace.broker.groups.group import UNKNOWN_MEMBER, Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient, Joins
 from headrace.broker.groups.rebalance import Rebalances, sync_response
 from headrace.broker.groups.shard import GroupSettings, InternalLog, Shard
+from headrace.broker.groups.subscription_refresh import SubscriptionRefresh
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
     MemberIdentity,
@@ -56,17 +64,25 @@ class _ShardComponents(NamedTuple):
     joins: Joins
     commits: Commits
     expiry: OffsetExpiry
+    heartbeats: ConsumerHeartbeats
+    classic_members: ClassicMembers
 
 
 class GroupCoordinator:
     """Coordinates all groups whose partition this broker leads."""
 
     def __init__(
-        self, internal: InternalLog, clock: TimerClock, config: Config, transactions: TransactionVerifier
+        self,
+        internal: InternalLog,
+        clock: TimerClock,
+        config: Config,
+        image: MetadataImage,
+        transactions: TransactionVerifier,
     ) -> None:
         self._internal = internal
         self._clock = clock
         self._settings = GroupSettings.of(config)
+        self.consumer_settings = ConsumerSettings(config, image)
         self._transactions = transactions
         self._components: dict[int, _ShardComponents] = {}  # by partition of __consumer_offsets
         self._is_stopped = False
@@ -75,6 +91,7 @@ class GroupCoordinator:
 
     def start(self) -> None:
         """Load the partitions of __consumer_offsets that this broker leads."""
+        self.consumer_settings.note_topics_changed()  # the catalog may be a newer copy of the controller's
         for index in self._internal.partitions_led(CONSUMER_OFFSETS):
             self.load(index)
 
@@ -98,12 +115,23 @@ class GroupCoordinator:
         commits = Commits(shard, rebalances, self._settings)
         expiry = OffsetExpiry(shard, commits, self._settings)
         joins = Joins(shard, rebalances, self._settings)
-        self._components[index] = _ShardComponents(shard, rebalances, joins, commits, expiry)
+        sessions = ConsumerSessions(shard, rebalances, self.consumer_settings)
+        refresh = SubscriptionRefresh(shard, self.consumer_settings)
+        self._components[index] = _ShardComponents(
+            shard,
+            rebalances,
+            joins,
+            commits,
+            expiry,
+            ConsumerHeartbeats(shard, rebalances, sessions, refresh, self.consumer_settings),
+            ClassicMembers(shard, sessions, joins, self.consumer_settings),
+        )
 
         def loaded() -> None:
             components = self._components.get(index)
             if components is not None and components.shard is shard:  # it may have been unloaded meanwhile
                 rebalances.take_over()
+                sessions.take_over()
                 expiry.start()
 
         shard.load(loaded)
@@ -149,11 +177,19 @@ class GroupCoordinator:
                 f"invalid session.timeout.ms {request.session_timeout_ms}: expected {low_ms} to {high_ms}",
                 code=Code.INVALID_SESSION_TIMEOUT,
             )
-        return self._components_of(request.group_id).joins.join(request, client)
+        components = self._components_of(request.group_id)
+        if request.group_id in components.shard.consumer_groups:
+            return components.shard.spawn(components.classic_members.join(request, client))
+        return components.joins.join(request, client)
 
     def sync(self, request: SyncGroupRequest) -> asyncio.Future[SyncGroupResponse]:
         _check_group_id(request.group_id)
         components = self._components_of(request.group_id)
+        consumer_group = components.shard.consumer_groups.get(request.group_id)
+        if consumer_group is not None:
+            synced: asyncio.Future[SyncGroupResponse] = asyncio.get_running_loop().create_future()
+            synced.set_result(components.classic_members.sync(consumer_group, request))
+            return synced
         group = _group_with_members(components.shard, request.group_id)
         claim = MemberClaim(request.member_id, request.generation_id, request.group_instance_id)
         member = group.check_member(claim)
@@ -189,14 +225,31 @@ class GroupCoordinator:
             if error.code == Code.COORDINATOR_LOAD_IN_PROGRESS:
                 return Code.NONE  # sessions start when the load is complete
             raise
+        consumer_group = components.shard.consumer_groups.get(group_id)
+        if consumer_group is not None:
+            return components.classic_members.heartbeat(consumer_group, claim)
         group = _group_with_members(components.shard, group_id)
         member = group.check_member(claim)
         group.check_generation(claim)
         components.rebalances.keep_alive(group, member)
         return Code.REBALANCE_IN_PROGRESS if group.state is GroupState.PREPARING_REBALANCE else Code.NONE
 
+    async def consumer_heartbeat(
+        self, request: ConsumerGroupHeartbeatRequest, client: HeartbeatClient
+    ) -> ConsumerGroupHeartbeatResponse:
+        """Join, keep alive or leave with the consumer protocol (KIP-848)."""
+        self.consumer_settings.check_enabled()
+        components = self._components_of(request.group_id)
+        return await _shielded(components.shard, components.heartbeats.handle(request, client))
+
+    async def leave_consumer_group(self, group_id: str, members: Collection[MemberIdentity]) -> list[Code]:
+        """Remove classic members of a consumer group; return a code for each."""
+        components = self._components_of(group_id)
+        codes = await _shielded(components.shard, components.classic_members.leave(group_id, members))
+        return self.leave(group_id, members) if codes is None else codes
+
     def leave(self, group_id: str, members: Collection[MemberIdentity]) -> list[Code]:
-        """Remove members; return a code for each."""
+        """Remove members of a classic group; return a code for each."""
         _check_group_id(group_id)
         components = self._components_of(group_id)
         group = components.shard.groups.get(group_id)
@@ -251,6 +304,12 @@ class GroupCoordinator:
 
         return await _shielded(components.shard, verify_and_commit())
 
+    def check_fetch(self, group_id: str, member_id: str | None, member_epoch: int) -> None:
+        """Raise unless a member of a consumer group may fetch offsets with its epoch."""
+        group = self._components_of(group_id).shard.consumer_groups.get(group_id)
+        if group is not None:
+            group.check_fetch(member_id, member_epoch)
+
     def fetch(
         self, group_id: str, partitions: Iterable[tuple[TopicPartition, bytes]], require_stable: bool
     ) -> dict[TopicPartition, Fetched]:
@@ -278,15 +337,33 @@ class GroupCoordinator:
 
     # -- administration --------------------------------------------------------------------------
 
-    def list(self) -> list[Group]:
+    def list(self) -> list[Group | ConsumerGroup]:
         """Return all groups; raise COORDINATOR_LOAD_IN_PROGRESS while some are being loaded."""
-        for components in self._components.values():
-            if components.shard.is_loading:
-                raise BrokerError("groups are being loaded", code=Code.COORDINATOR_LOAD_IN_PROGRESS)
-        return [group for components in self._components.values() for group in components.shard.groups.values()]
+        shards = [components.shard for components in self._components.values()]
+        if any(shard.is_loading for shard in shards):
+            raise BrokerError("groups are being loaded", code=Code.COORDINATOR_LOAD_IN_PROGRESS)
+        groups: list[Group | ConsumerGroup] = []
+        for shard in shards:
+            groups += shard.groups.values()
+            groups += shard.consumer_groups.values()
+        return groups
 
     def describe(self, group_id: str) -> Group | None:
+        """Return a classic group; None if it is unknown or uses the consumer protocol."""
         return self._components_of(group_id).shard.groups.get(group_id)
+
+    def is_consumer_group(self, group_id: str) -> bool:
+        """Return whether a group uses the consumer protocol."""
+        return group_id in self._components_of(group_id).shard.consumer_groups
+
+    def describe_consumer_group(self, group_id: str) -> ConsumerGroup:
+        """Return a group that uses the consumer protocol, or raise GROUP_ID_NOT_FOUND."""
+        shard = self._components_of(group_id).shard
+        group = shard.consumer_groups.get(group_id)
+        if group is None:
+            fact = "is not a consumer group" if group_id in shard.groups else "not found"
+            raise BrokerError(f"Group {group_id} {fact}.", code=Code.GROUP_ID_NOT_FOUND)
+        return group
 
     async def delete(self, group_id: str) -> None:
         components = self._components_of(group_id)

@@ -216,6 +216,26 @@ class Rebalances:
                 # Its session may have timed out while it waited, so that no timer is running.
                 self.keep_alive(group, member)
 
+    def interrupt(self, group: Group) -> None:
+        """Stop the timers of a group that becomes a consumer group; members that wait have to rejoin it."""
+        for member in group.members.values():
+            member.respond_join(JoinGroupResponse(error_code=Code.REBALANCE_IN_PROGRESS, member_id=member.id))
+            member.respond_sync(SyncGroupResponse(error_code=Code.REBALANCE_IN_PROGRESS))
+            self._timers.cancel(_session_timer(group, member.id))
+        self._timers.cancel(_join_timer(group))
+        self._timers.cancel(_sync_timer(group))
+
+    def resume(self, group: Group) -> None:
+        """Restart the timers of a group that has not become a consumer group after all."""
+        for member in group.members.values():
+            self.keep_alive(group, member)
+        if group.state is GroupState.PREPARING_REBALANCE:
+            self._timers.schedule(_join_timer(group), group.rebalance_timeout_ms, self._on_join_timeout, group.id)
+        elif group.state is GroupState.COMPLETING_REBALANCE:
+            self._timers.schedule(
+                _sync_timer(group), group.rebalance_timeout_ms, self._on_sync_timeout, group.id, group.generation
+            )
+
     # -- change of the coordinator ---------------------------------------------------------------
 
     def take_over(self) -> None:

@@ -1,7 +1,8 @@
 """The records of __consumer_offsets, in the formats of Apache Kafka.
 
-A key starts with two bytes for its type: 0 or 1 an offset, 2 a classic group (3 and above are other group types, which
-are not supported). A value starts with its version. A null value is a tombstone.
+A key starts with two bytes for its type: 0 or 1 an offset, 2 a classic group, 3 to 8 and 16 a consumer group
+(`consumer_records.py`). The types of share and Streams groups are not supported. A value starts with its version. A
+null value is a tombstone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from headrace.broker.groups.consumer_records import ConsumerChange, decode_change, encode_change
 from headrace.broker.groups.group import Group, GroupMember, GroupState
 from headrace.broker.groups.offsets import NO_EXPIRY, Committed
 from headrace.errors import MalformedError
@@ -144,7 +146,12 @@ def group_tombstone(group_id: str) -> KeyValue:
     return KeyValue(_group_key(group_id), None)
 
 
-def decode(record: Record) -> OffsetChange | GroupChange | None:
+def consumer_record(change: ConsumerChange) -> KeyValue:
+    """Return the record of a change of a consumer group."""
+    return KeyValue(*encode_change(change))
+
+
+def decode(record: Record) -> OffsetChange | GroupChange | ConsumerChange | None:
     """Decode a record; None for unknown types."""
     if record.key is None or len(record.key) < _version.size:
         raise MalformedError(f"invalid key {record.key!r}: expected an offset or a group", offset=0)
@@ -156,7 +163,7 @@ def decode(record: Record) -> OffsetChange | GroupChange | None:
     if kind == GROUP_KEY:
         group_id = GroupMetadataKey.decode(GROUP_KEY, memoryview(record.key)[_version.size :]).group
         return GroupChange(group_id, None if record.value is None else _group(group_id, record.value))
-    return None
+    return decode_change(kind, record.key, record.value)
 
 
 def _offset_key(group_id: str, partition: TopicPartition) -> bytes:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.clock import Timer, TimerClock
+from headrace.broker.groups.consumer_group import ConsumerGroup
+from headrace.broker.groups.consumer_records import ConsumerChange, GroupEpoch, is_tombstone
 from headrace.broker.groups.group import Group, GroupState
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.records import GroupChange, KeyValue, OffsetChange, decode
@@ -134,6 +137,14 @@ class InternalLog(Protocol):
     def when_confirmed(self, topic: str, index: int, then: Callable[[], None]) -> None: ...
 
 
+@dataclass(slots=True)
+class _GroupLock:
+    """The lock of a group, and how many operations hold it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class Shard:
     """Groups and offsets of one partition. Event loop only."""
 
@@ -141,7 +152,9 @@ class Shard:
         self.index = index
         self.is_loading = True
         self._is_closed = False
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, Group] = {}  # classic groups, and offsets without members
+        self.consumer_groups: dict[str, ConsumerGroup] = {}  # a group id is in one of both
+        self._locks: dict[str, _GroupLock] = {}
         self.offsets = Offsets()
         self.timers = Timers(clock)
         self.clock = clock
@@ -160,16 +173,49 @@ class Shard:
         return group
 
     def group_or_new(self, group_id: str) -> Group:
+        assert group_id not in self.consumer_groups
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         return group
 
-    def remove(self, group: Group) -> None:
-        """Remove a group whose tombstone is in the log, unless a member has joined meanwhile."""
+    def remove(self, group: Group | ConsumerGroup) -> None:
+        """Remove a group whose tombstones are in the log, unless a member has joined meanwhile."""
+        if isinstance(group, ConsumerGroup):
+            if self.consumer_groups.get(group.id) is group:
+                self.replace_group(group.id, None)
+            return
         if self.groups.get(group.id) is group and group.state is GroupState.EMPTY:
             group.transition(GroupState.DEAD, self.clock.time_ms())
             del self.groups[group.id]
+
+    def replace_group(self, group_id: str, group: Group | ConsumerGroup | None) -> None:
+        """Make a group of either protocol the only one with its id; None: only its offsets are left, if any."""
+        self.groups.pop(group_id, None)
+        self.consumer_groups.pop(group_id, None)
+        if isinstance(group, ConsumerGroup):
+            self.consumer_groups[group_id] = group
+        elif group is not None:
+            self.groups[group_id] = group
+        elif self.offsets.of(group_id):
+            self.group_or_new(group_id)
+
+    @asynccontextmanager
+    async def exclusive(self, group_id: str) -> AsyncIterator[None]:
+        """Let one operation at a time change a consumer group, from reading it until its records are replicated."""
+        entry = self._locks.setdefault(group_id, _GroupLock())
+        entry.users += 1
+        try:
+            async with entry.lock:
+                yield
+        finally:
+            entry.users -= 1
+            if not entry.users:
+                del self._locks[group_id]
+
+    def is_changing(self, group_id: str) -> bool:
+        """Return whether an operation has exclusive access to a group."""
+        return group_id in self._locks
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -269,20 +315,36 @@ class Shard:
                 self.apply_offset(change, producer_id)
             elif isinstance(change, GroupChange):
                 self._apply_group(change)
+            elif change is not None:
+                self._apply_consumer(change)
 
     def apply_offset(self, change: OffsetChange, producer_id: int = NO_PRODUCER_ID) -> None:
         """Apply an offset record, live or in replay."""
         if change.committed is None:
             self.offsets.remove(change.group_id, change.partition)
         else:
-            self.group_or_new(change.group_id)  # a group may consist of offsets only
+            if change.group_id not in self.consumer_groups:
+                self.group_or_new(change.group_id)  # a group may consist of offsets only
             self.offsets.store(change.group_id, change.partition, change.committed, producer_id)
 
     def _apply_group(self, change: GroupChange) -> None:
-        if change.group is None:
-            self.groups.pop(change.group_id, None)
-        else:
-            self.groups[change.group_id] = change.group
+        if change.group is not None:
+            self.replace_group(change.group_id, change.group)
+        elif change.group_id in self.groups:
+            self.replace_group(change.group_id, None)
+
+    def _apply_consumer(self, change: ConsumerChange) -> None:
+        group = self.consumer_groups.get(change.group_id)
+        if isinstance(change, GroupEpoch) and change.epoch is None:
+            if group is not None:
+                self.replace_group(change.group_id, None)
+            return
+        if group is None:
+            if is_tombstone(change):
+                return
+            group = ConsumerGroup(change.group_id)
+            self.replace_group(change.group_id, group)
+        group.apply(change)
 
     def _finish_loading(self, loaded: Callable[[], object]) -> None:
         if self._is_closed:
@@ -291,8 +353,9 @@ class Shard:
             self.offsets.complete(producer_id, committed)
         self._ended_while_loading.clear()
         self.is_loading = False
-        if self.groups:
-            log.info("loaded %s-%d: %d groups", CONSUMER_OFFSETS, self.index, len(self.groups))
+        count = len(self.groups) + len(self.consumer_groups)
+        if count:
+            log.info("loaded %s-%d: %d groups", CONSUMER_OFFSETS, self.index, count)
         loaded()
 
     def close(self) -> Iterable[asyncio.Task[Any]]:

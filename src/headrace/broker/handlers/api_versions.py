@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 
 FEATURES = {
-    "group.version": (0, 0, 0),  # the consumer protocol of KIP-848 is not supported
+    "group.version": (0, 1, 1),  # 1: the consumer protocol of KIP-848
     "metadata.version": (7, 30, 30),  # as in Apache Kafka 4.3
     "transaction.version": (0, 2, 2),  # 2: each transaction ends with a new epoch (KIP-890)
 }

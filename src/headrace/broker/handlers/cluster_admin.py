@@ -1,9 +1,10 @@
-"""DescribeCluster, DescribeLogDirs, UnregisterBroker, ElectLeaders and partition reassignments."""
+"""DescribeCluster, log directories, DescribeQuorum, UnregisterBroker, ElectLeaders and partition reassignments."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.broker.broker_options import data_folder
@@ -13,14 +14,21 @@ from headrace.broker.error_responses import mirrored_error
 from headrace.broker.nodes import controller_id, nodes
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
+from headrace.types import TopicPartition
 from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
     ElectLeadersRequest,
     ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
@@ -28,6 +36,11 @@ from headrace.wire.api.cluster_admin import (
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
     PartitionResult,
+    QuorumListener,
+    QuorumNode,
+    QuorumPartitionResult,
+    QuorumReplica,
+    QuorumTopicResult,
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
     ReplicaElectionResult,
@@ -104,6 +117,92 @@ def handle_describe_log_dirs(broker: Broker, context: Context, request: Describe
 def fail_describe_log_dirs(context: Context, request: DescribeLogDirsRequest, code: int) -> DescribeLogDirsResponse:
     """Before v3 there is no error code: like Kafka, respond without any folder."""
     return DescribeLogDirsResponse(error_code=code)
+
+
+# -- AlterReplicaLogDirs -------------------------------------------------------------------------
+
+
+def handle_alter_replica_log_dirs(
+    broker: Broker, context: Context, request: AlterReplicaLogDirsRequest
+) -> HandlerResult:
+    """Move replicas to another folder. A broker has one: only that is accepted, and nothing moves."""
+    code = Code.NONE
+    if not broker.authorizer.allows(context.session, Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME):
+        code = Code.CLUSTER_AUTHORIZATION_FAILED
+    own_folder = data_folder(broker.config).absolute()
+    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    for folder in request.dirs:
+        for topic in folder.topics:
+            for index in topic.partitions:
+                error = code or _log_dir_code(broker, own_folder, Path(folder.path), TopicPartition(topic.name, index))
+                row = AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error)
+                results.setdefault(topic.name, []).append(row)
+    rows = [AlterReplicaLogDirTopicResult(topic_name=name, partitions=rows) for name, rows in results.items()]
+    return AlterReplicaLogDirsResponse(results=rows)
+
+
+def _log_dir_code(broker: Broker, own_folder: Path, folder: Path, partition: TopicPartition) -> Code:
+    """Return the error of a replica, as in Kafka: first that of the folder, then that of the partition."""
+    if not folder.is_absolute() or folder != own_folder:
+        return Code.LOG_DIR_NOT_FOUND
+    try:
+        broker.replicas.partition(*partition)
+    except BrokerError as error:
+        return Code(error.code)
+    return Code.NONE
+
+
+# -- DescribeQuorum ------------------------------------------------------------------------------
+
+
+METADATA_TOPIC = "__cluster_metadata"
+QUORUM_NODES_MIN_VERSION = 2
+
+
+def handle_describe_quorum(broker: Broker, context: Context, request: DescribeQuorumRequest) -> HandlerResult:
+    """Return which node leads the metadata log: the controller, its only voter. Other brokers are observers.
+
+    v1+ times of replicas, unknown here · v2+ addresses.
+    """
+    broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
+    topics = [
+        QuorumTopicResult(
+            topic_name=topic.topic_name,
+            partitions=[_quorum_partition(broker, topic.topic_name, row.partition_index) for row in topic.partitions],
+        )
+        for topic in request.topics
+    ]
+    if context.api_version < QUORUM_NODES_MIN_VERSION:
+        return DescribeQuorumResponse(error_message=None, topics=topics)
+    listener = context.session.listener
+    rows = [
+        QuorumNode(node_id=known.node_id, listeners=[QuorumListener(name=listener, host=known.host, port=known.port)])
+        for known in nodes(broker, listener)
+        if known.node_id == _quorum_leader(broker)
+    ]
+    return DescribeQuorumResponse(error_message=None, topics=topics, nodes=rows)
+
+
+def _quorum_leader(broker: Broker) -> int:
+    return broker.node_id if broker.cluster is None else broker.catalog.brokers.controller_id
+
+
+def _quorum_partition(broker: Broker, topic: str, index: int) -> QuorumPartitionResult:
+    if (topic, index) != (METADATA_TOPIC, 0):
+        return QuorumPartitionResult(
+            partition_index=index, error_code=Code.UNKNOWN_TOPIC_OR_PARTITION, error_message=None
+        )
+    leader, end_offset = _quorum_leader(broker), broker.catalog.offset
+    others = sorted(node_id for node_id in broker.catalog.brokers.by_id if node_id != leader)
+    return QuorumPartitionResult(
+        partition_index=index,
+        error_message=None,
+        leader_id=leader,
+        leader_epoch=broker.catalog.epochs.last,
+        high_watermark=end_offset,
+        current_voters=[QuorumReplica(replica_id=leader, log_end_offset=end_offset)],
+        observers=[QuorumReplica(replica_id=node_id, log_end_offset=-1) for node_id in others],
+    )
 
 
 # -- UnregisterBroker ----------------------------------------------------------------------------

@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from headrace.broker.broker_options import BROKER_OPTIONS
-from headrace.broker.catalog.configs import BROKER, TOPIC, Configs
+from headrace.broker.catalog.configs import BROKER, GROUP, TOPIC, Configs
 from headrace.broker.catalog.topics import check_name
-from headrace.broker.configs import TYPES, ConfigSource, Entry, ResourceType, check_values
+from headrace.broker.configs import OPTIONS, TYPES, ConfigSource, Entry, ResourceType, check_values
 from headrace.broker.context import Context, HandlerResult, Session
 from headrace.broker.security.authorizer import Operation, Resource
-from headrace.broker.topic_options import TOPIC_OPTIONS
-from headrace.config import Options
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.configs import (
     AlterConfigsRequest,
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def handle_describe_configs(broker: Broker, context: Context, request: DescribeConfigsRequest) -> HandlerResult:
-    """Return the options of a topic or broker with their values and sources.
+    """Return the options of a topic, broker or group with their values and sources.
 
     v1+ synonyms and the source of each value · v3+ type and documentation.
     """
@@ -58,7 +55,11 @@ def _describe_resource(
     try:
         kind = check_resource(broker, context.session, row.resource_type, name, Operation.DESCRIBE_CONFIGS)
         configurations = broker.configurations
-        entries = configurations.of_topic(name) if kind == ResourceType.TOPIC else configurations.of_broker(name)
+        entries = {
+            ResourceType.TOPIC: configurations.of_topic,
+            ResourceType.BROKER: configurations.of_broker,
+            ResourceType.GROUP: configurations.of_group,
+        }[kind](name)
         described = [
             _describe_entry(context, request, entry)
             for entry in entries
@@ -169,6 +170,8 @@ def handle_list_config_resources(
         resources += [(name, ResourceType.TOPIC) for name in sorted(broker.catalog.topics.by_name)]
     if ResourceType.BROKER in requested:
         resources.append((str(broker.node_id), ResourceType.BROKER))
+    if ResourceType.GROUP in requested:
+        resources += [(name, ResourceType.GROUP) for name in sorted(broker.catalog.configs.names(GROUP))]
     rows = [ConfigResource(resource_name=name, resource_type=kind) for name, kind in resources]
     return ListConfigResourcesResponse(config_resources=rows)
 
@@ -184,7 +187,7 @@ _THROTTLES = frozenset(
     }
 )
 """Kafka's tools delete these options when a reassignment completes. headrace does not throttle: they are ignored."""
-_SECTIONS = {ResourceType.TOPIC: TOPIC, ResourceType.BROKER: BROKER}
+_SECTIONS = {ResourceType.TOPIC: TOPIC, ResourceType.BROKER: BROKER, ResourceType.GROUP: GROUP}
 
 
 class Op(IntEnum):
@@ -214,11 +217,14 @@ def check_resource(broker: Broker, session: Session, kind: int, name: str, opera
         return ResourceType.TOPIC
     if kind == ResourceType.GROUP:
         broker.authorizer.require(session, operation, Resource.GROUP, name)
-    else:
-        broker.authorizer.require_on_cluster(session, operation)
+        if not name:
+            raise BrokerError("invalid group '': expected the id of a group", code=Code.INVALID_REQUEST)
+        return ResourceType.GROUP
+    broker.authorizer.require_on_cluster(session, operation)
     if kind != ResourceType.BROKER:
         raise BrokerError(
-            f"invalid resource type {kind}: only topics (2) and brokers (4) have options", code=Code.INVALID_REQUEST
+            f"invalid resource type {kind}: only topics (2), brokers (4) and groups (32) have options",
+            code=Code.INVALID_REQUEST,
         )
     if name not in map(str, broker.catalog.brokers.by_id):  # every broker of the cluster can be configured
         broker.configurations.check_broker(name)
@@ -258,7 +264,7 @@ def _new_value(broker: Broker, kind: ResourceType, change: ConfigChange, before:
         return change.value
     if change.op not in (Op.APPEND, Op.SUBTRACT):
         raise BrokerError(f"{change.name}: invalid operation {change.op}: expected 0 to 3", code=Code.INVALID_REQUEST)
-    option = _options(kind).get(change.name)
+    option = OPTIONS[kind].get(change.name)
     if option is None or option.kind not in ("list", "classes"):
         verb = Op(change.op).name
         raise BrokerError(f"{verb} is invalid for {change.name}: it is not a list", code=Code.INVALID_CONFIG)
@@ -282,16 +288,12 @@ def _record(
     current = broker.configurations.current()
     # A deleted option may be unknown: a newer broker may have set it.
     check_values(kind, {option: value for option, value in after.items() if option not in deleted}, current)
-    unknown = deleted - before.keys() - _options(kind).keys() - _THROTTLES
+    unknown = deleted - before.keys() - OPTIONS[kind].keys() - _THROTTLES
     if unknown:
         check_values(kind, dict.fromkeys(unknown), current)
     changed = {option: value for option, value in values.items() if before.get(option) != value}
     if changed and not validate_only:
         broker.catalog.record(Configs.change(section, name, changed))
-
-
-def _options(kind: ResourceType) -> Options:
-    return TOPIC_OPTIONS if kind == ResourceType.TOPIC else BROKER_OPTIONS
 
 
 class ConfigResourceRow(Protocol):

@@ -151,7 +151,7 @@ def handle_offset_fetch(broker: Broker, context: Context, request: OffsetFetchRe
     """Return committed offsets of groups.
 
     v2+ all partitions of a group, group-level error · v5+ leader epoch · v7+ require_stable waits for open transactions
-    (KIP-447) · v8+ several groups · v10+ topic ids.
+    (KIP-447) · v8+ several groups · v9+ member epochs · v10+ topic ids.
     """
     groups = [
         _fetch_group(broker, context, group, request.require_stable) for group in _requested_groups(context, request)
@@ -183,6 +183,7 @@ def _fetch_group(
     if not broker.authorizer.allows(context.session, Operation.DESCRIBE, Resource.GROUP, group.group_id):
         return _failed_group(context, group, Code.GROUP_AUTHORIZATION_FAILED)
     try:
+        broker.groups.check_fetch(group.group_id, group.member_id, group.member_epoch)
         if group.topics is None:
             return _fetch_all(broker, context, group.group_id, require_stable)
         by_id = context.api_version >= FETCH_TOPIC_IDS_MIN_VERSION

@@ -1,4 +1,4 @@
-"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup and FindCoordinator: group membership."""
+"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat and FindCoordinator: group membership."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.context import Context, HandlerResult
+from headrace.broker.groups.consumer_heartbeats import HeartbeatClient
 from headrace.broker.groups.group import MemberClaim
 from headrace.broker.groups.joining import JoiningClient
 from headrace.broker.nodes import node
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
@@ -199,14 +202,17 @@ def handle_heartbeat(broker: Broker, context: Context, request: HeartbeatRequest
 MEMBERS_MIN_VERSION = 3
 
 
-def handle_leave_group(broker: Broker, context: Context, request: LeaveGroupRequest) -> HandlerResult:
+async def handle_leave_group(broker: Broker, context: Context, request: LeaveGroupRequest) -> LeaveGroupResponse:
     """Remove members. v3+ several at once, static members by instance id · v5+ with a reason."""
     if not broker.authorizer.allows(context.session, Operation.READ, Resource.GROUP, request.group_id):
         return LeaveGroupResponse(error_code=Code.GROUP_AUTHORIZATION_FAILED)
     batched = context.api_version >= MEMBERS_MIN_VERSION
     members = request.members if batched else (MemberIdentity(member_id=request.member_id),)
     try:
-        results = broker.groups.leave(request.group_id, members)
+        if broker.groups.is_consumer_group(request.group_id):
+            results = await broker.groups.leave_consumer_group(request.group_id, members)
+        else:
+            results = broker.groups.leave(request.group_id, members)
     except BrokerError as error:
         return LeaveGroupResponse(error_code=error.code)
     if not batched:
@@ -217,3 +223,30 @@ def handle_leave_group(broker: Broker, context: Context, request: LeaveGroupRequ
             for member, code in zip(members, results, strict=True)
         ]
     )
+
+
+# -- ConsumerGroupHeartbeat ----------------------------------------------------------------------
+
+
+async def handle_consumer_group_heartbeat(
+    broker: Broker, context: Context, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
+    """Join a consumer group, keep a member alive, return its assignment, or leave (KIP-848).
+
+    v1+ regular expressions, member ids of clients.
+    """
+    session, allows = context.session, broker.authorizer.allows
+    try:
+        broker.groups.consumer_settings.check_enabled()
+        broker.authorizer.require(session, Operation.READ, Resource.GROUP, request.group_id)
+        for topic in request.subscribed_topic_names or ():
+            broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, topic)
+        client = HeartbeatClient(
+            context.client_id or "",
+            f"/{session.host}",
+            context.api_version,
+            lambda topic: allows(session, Operation.DESCRIBE, Resource.TOPIC, topic),
+        )
+        return await broker.groups.consumer_heartbeat(request, client)
+    except BrokerError as error:
+        return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))

@@ -12,7 +12,9 @@ with another codec.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
+from itertools import islice
 from typing import NamedTuple
 
 from headrace.broker.log.config import LogConfig
@@ -32,12 +34,17 @@ from headrace.wire.layout import (
     NO_TIMESTAMP,
     PREFIX_BYTES,
     BatchHeader,
+    Record,
     header_layout,
 )
 from headrace.wire.primitives import Buffer
 from headrace.wire.records import RecordBatch, encode
 
 CODEC_MAX = 4
+RECORD_ERRORS_MAX = 1_000
+"""How many invalid records of a batch are reported."""
+RECORD_ERRORS_SHOWN = 3
+"""How many of them are in the message for the whole batch, as in Kafka."""
 _OLD_ATTRIBUTES_OFFSET = MAGIC_OFFSET + 1  # in a message of magic 0 or 1
 
 
@@ -85,7 +92,7 @@ def prepare(view: memoryview, config: LogConfig, origin: Origin, now_ms: int, de
             _check_size(view, config)
     if config.log_append_time:
         return _set_append_time(view, header, now_ms)
-    _check_timestamps(header, config, now_ms)
+    _check_timestamps(view, header, config, now_ms)
     return Prepared(header, [view[MAGIC_OFFSET:]], len(view), NO_TIMESTAMP)
 
 
@@ -148,25 +155,28 @@ def _check_client(header: BatchHeader) -> None:
         raise invalid("only the broker may mark timestamps as LogAppendTime", Code.INVALID_TIMESTAMP)
 
 
-def _check_timestamps(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def _check_timestamps(view: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
     """Check the highest timestamp and that of the first record; for the others all records would have to be read."""
     if header.max_timestamp == NO_TIMESTAMP:
         return
     oldest = header.max_timestamp
     if header.base_timestamp != NO_TIMESTAMP:
         oldest = min(oldest, header.base_timestamp)
-    if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
-        raise invalid(
-            f"timestamp {header.max_timestamp} is {header.max_timestamp - now_ms} ms in the future: "
-            f"message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}",
-            Code.INVALID_TIMESTAMP,
-        )
-    if now_ms - oldest > config.message_timestamp_before_max_ms:
-        raise invalid(
-            f"timestamp {oldest} is {now_ms - oldest} ms in the past: "
-            f"message.timestamp.before.max.ms is {config.message_timestamp_before_max_ms}",
-            Code.INVALID_TIMESTAMP,
-        )
+    after_ms, before_ms = config.message_timestamp_after_max_ms, config.message_timestamp_before_max_ms
+    if header.max_timestamp - now_ms <= after_ms and now_ms - oldest <= before_ms:
+        return
+
+    def fault(record: Record) -> str | None:
+        ahead_ms = record.timestamp - now_ms
+        if ahead_ms > after_ms:
+            fact = f"timestamp {record.timestamp} is {ahead_ms} ms in the future"
+            return f"{fact}: message.timestamp.after.max.ms is {after_ms}"
+        if -ahead_ms > before_ms:
+            fact = f"timestamp {record.timestamp} is {-ahead_ms} ms in the past"
+            return f"{fact}: message.timestamp.before.max.ms is {before_ms}"
+        return None
+
+    raise _rejected(RecordBatch(header, view), fault, Code.INVALID_TIMESTAMP)
 
 
 def _set_append_time(view: memoryview, header: BatchHeader, now_ms: int) -> Prepared:
@@ -190,7 +200,11 @@ def _checked_payload(view: memoryview, header: BatchHeader, config: LogConfig, d
     except WireError as error:
         raise invalid(str(error), Code.INVALID_RECORD) from None
     if keyless >= 0 and config.compact:
-        raise invalid(f"record {keyless} has no key: a compacted topic needs one", Code.INVALID_RECORD)
+        raise _rejected(
+            RecordBatch(header, view),
+            lambda record: "the record has no key: a compacted topic needs one" if record.key is None else None,
+            Code.INVALID_RECORD,
+        )
     return payload
 
 
@@ -209,7 +223,7 @@ def prepare_message_set(view: memoryview, config: LogConfig, now_ms: int, decomp
         _checked_payload(converted, header, config, decompression)
     if config.log_append_time:
         return _set_append_time(converted, header, now_ms)
-    _check_timestamps(header, config, now_ms)
+    _check_timestamps(converted, header, config, now_ms)
     return Prepared(header, [converted[MAGIC_OFFSET:]], len(converted), NO_TIMESTAMP)
 
 
@@ -253,3 +267,21 @@ def _check_size(view: memoryview, config: LogConfig) -> None:
 
 def invalid(message: str, code: Code) -> BrokerError:
     return BrokerError(message, code=code)
+
+
+class InvalidRecordsError(BrokerError):
+    """Some records of a batch are invalid, so that the batch was rejected (KIP-467)."""
+
+    record_errors: tuple[tuple[int, str], ...] = ()  # position in the batch, and message
+
+
+def _rejected(batch: RecordBatch, fault: Callable[[Record], str | None], code: Code) -> InvalidRecordsError:
+    """Return the error of a batch, with the fault of each of its first records."""
+    faults = ((index, fault(record)) for index, record in enumerate(batch.records()))
+    errors = list(islice(((index, text) for index, text in faults if text is not None), RECORD_ERRORS_MAX))
+    shown = "; ".join(f"record {index}: {text}" for index, text in errors[:RECORD_ERRORS_SHOWN])
+    more = f" and {len(errors) - RECORD_ERRORS_SHOWN} more" if len(errors) > RECORD_ERRORS_SHOWN else ""
+    reason = f"{shown}{more}" or "the timestamps in its header"
+    error = InvalidRecordsError(f"the batch was rejected because of {reason}", code=code)
+    error.record_errors = tuple(errors)
+    return error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.config import INT_MAX, Between, Option
+from headrace.config import INT_MAX, Between, OneOf, Option
 
 _FROM_0 = Between(0)
 _FROM_1 = Between(1)
@@ -160,7 +160,125 @@ GROUPS = (
         3_000,
         "How long an empty group waits for more members before its first rebalance. Use 0 for tests.",
     ),
-    Option("group.max.size", "int", INT_MAX, "The maximum number of members of a group.", _FROM_1),
+    Option("group.max.size", "int", INT_MAX, "The maximum number of members of a classic group.", _FROM_1),
+)
+
+
+class ListOf:
+    """A list of some of these words, without repetition."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, value: object) -> object:
+        assert isinstance(value, tuple)
+        if not value or len(set(value)) < len(value) or not set(value) <= set(self.choices):
+            raise ValueError(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return f"a list of {', '.join(self.choices)}, each at most once"
+
+
+_PROTOCOLS = ListOf("classic", "consumer", "share", "streams")
+_ASSIGNORS = ListOf("uniform", "range")
+_POLICIES = OneOf("disabled", "downgrade", "upgrade", "bidirectional", ignore_case=True)
+
+CONSUMER_GROUPS = (
+    Option(
+        "group.coordinator.rebalance.protocols",
+        "list",
+        ("classic", "consumer"),
+        "The enabled group protocols. Share and Streams groups are not supported, so their names have no effect here "
+        "(Kafka's default contains streams).",
+        _PROTOCOLS,
+    ),
+    Option(
+        "group.consumer.session.timeout.ms",
+        "int",
+        45_000,
+        "The session timeout of members that use the consumer protocol.",
+        _FROM_1,
+    ),
+    Option(
+        "group.consumer.min.session.timeout.ms",
+        "int",
+        45_000,
+        "The minimum of consumer.session.timeout.ms of a group.",
+        _FROM_1,
+    ),
+    Option(
+        "group.consumer.max.session.timeout.ms",
+        "int",
+        60_000,
+        "The maximum of consumer.session.timeout.ms of a group.",
+        _FROM_1,
+    ),
+    Option(
+        "group.consumer.heartbeat.interval.ms",
+        "int",
+        5_000,
+        "The heartbeat interval of members that use the consumer protocol.",
+        _FROM_1,
+    ),
+    Option(
+        "group.consumer.min.heartbeat.interval.ms",
+        "int",
+        5_000,
+        "The minimum of consumer.heartbeat.interval.ms of a group.",
+        _FROM_1,
+    ),
+    Option(
+        "group.consumer.max.heartbeat.interval.ms",
+        "int",
+        15_000,
+        "The maximum of consumer.heartbeat.interval.ms of a group.",
+        _FROM_1,
+    ),
+    Option(
+        "group.consumer.assignment.interval.ms",
+        "int",
+        1_000,
+        "The minimum time between two assignments of a group. Members that join together get one assignment. Use 0 "
+        "for tests.",
+        _FROM_0,
+    ),
+    Option(
+        "group.consumer.min.assignment.interval.ms",
+        "int",
+        0,
+        "The minimum of consumer.assignment.interval.ms of a group.",
+        _FROM_0,
+    ),
+    Option(
+        "group.consumer.max.assignment.interval.ms",
+        "int",
+        15_000,
+        "The maximum of consumer.assignment.interval.ms of a group.",
+        _FROM_0,
+    ),
+    Option(
+        "group.consumer.assignors",
+        "list",
+        ("uniform", "range"),
+        "The assignors that members may choose; the first one is the default.",
+        _ASSIGNORS,
+    ),
+    Option(
+        "group.consumer.max.size",
+        "int",
+        INT_MAX,
+        "The maximum number of members of a group that uses the consumer protocol.",
+        _FROM_1,
+    ),
+    Option(
+        "group.consumer.migration.policy",
+        "str",
+        "bidirectional",
+        "Whether a group with members may change its protocol: to the consumer protocol (upgrade), to the classic "
+        "one (downgrade), both (bidirectional) or never (disabled). A group without members always may.",
+        _POLICIES,
+    ),
 )
 
 QUOTAS = (
@@ -168,4 +286,4 @@ QUOTAS = (
     Option("quota.window.size.seconds", "int", 1, "The length of a sample.", _FROM_1, "low"),
 )
 
-COORDINATORS = TRANSACTIONS + OFFSETS + GROUPS + QUOTAS
+COORDINATORS = TRANSACTIONS + OFFSETS + GROUPS + CONSUMER_GROUPS + QUOTAS

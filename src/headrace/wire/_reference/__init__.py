@@ -5,7 +5,13 @@ from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, hash_rows, largest_row, partition_keys
 from headrace.wire._reference.message_sets import decode_message_set, encode_message_set
 from headrace.wire._reference.messages import MessageCodec
-from headrace.wire._reference.records import OpenBatch, check_records, decode_records, write_header
+from headrace.wire._reference.records import (
+    OpenBatch,
+    check_records,
+    decode_consumer_records,
+    decode_records,
+    write_header,
+)
 
 __all__ = [
     "ColumnDecoder",
@@ -14,6 +20,7 @@ __all__ = [
     "check_records",
     "crc32c",
     "cut_batches",
+    "decode_consumer_records",
     "decode_message_set",
     "decode_records",
     "encode_columns",

@@ -11,7 +11,9 @@ from headrace.wire.layout import (
     ATTRIBUTES_OFFSET,
     CRC_OFFSET,
     HEADER_BYTES,
+    NO_TIMESTAMP,
     PREFIX_BYTES,
+    ConsumerRecord,
     Header,
     Record,
     header_layout,
@@ -154,6 +156,33 @@ def decode_records(
     if pos != len(view):
         raise MalformedError(f"expected {record_count} records, {len(view) - pos} bytes are left", offset=pos)
     return records
+
+
+def decode_consumer_records(
+    payload: Buffer,
+    record_count: int,
+    records: list[ConsumerRecord],
+    *,
+    topic: str,
+    partition: int,
+    base_offset: int,
+    base_timestamp: int,
+    append_time: int,
+    leader_epoch: int,
+    first_offset: int,
+) -> None:
+    """Append the records from `first_offset` on to `records`. An `append_time` other than -1 replaces all timestamps.
+
+    After an error, some records may have been appended.
+    """
+    set_by = 1 if append_time >= 0 else 0
+    for offset, timestamp, key, value, headers in decode_records(
+        payload, record_count, base_offset, base_timestamp, append_time
+    ):
+        if offset >= first_offset:
+            kind = set_by if timestamp >= 0 else NO_TIMESTAMP
+            row = ConsumerRecord(topic, partition, offset, timestamp, kind, key, value, headers, leader_epoch)
+            records.append(row)
 
 
 def check_records(payload: Buffer, record_count: int) -> int:

@@ -1,4 +1,4 @@
-"""ACLs, SCRAM users and client quotas."""
+"""ACLs, SCRAM users, delegation tokens and client quotas."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headrace.wire.schema import (
     int8,
     int16,
     int32,
+    int64,
     string,
 )
 
@@ -261,3 +262,95 @@ class EntryDataResponse(Struct):
 class AlterClientQuotasResponse(Message, api_key=49, versions="0-1", flexible="1+"):
     throttle_time_ms: int = int32()
     entries: Sequence[EntryDataResponse] = array(EntryDataResponse)
+
+
+# Keys 38 to 41: create, renew, expire and describe delegation tokens. v3 tokens for other owners.
+
+
+class CreatableRenewers(Struct):
+    principal_type: str = string()
+    principal_name: str = string()
+
+
+class CreateDelegationTokenRequest(
+    RequestMessage["CreateDelegationTokenResponse"], api_key=38, versions="1-3", flexible="2+"
+):
+    owner_principal_type: str | None = string("3+", nullable="3+")
+    owner_principal_name: str | None = string("3+", nullable="3+")
+    renewers: Sequence[CreatableRenewers] = array(CreatableRenewers)
+    max_lifetime_ms: int = int64()
+
+
+class CreateDelegationTokenResponse(Message, api_key=38, versions="1-3", flexible="2+"):
+    error_code: int = int16()
+    principal_type: str = string()
+    principal_name: str = string()
+    token_requester_principal_type: str = string("3+")
+    token_requester_principal_name: str = string("3+")
+    issue_timestamp_ms: int = int64()
+    expiry_timestamp_ms: int = int64()
+    max_timestamp_ms: int = int64()
+    token_id: str = string()
+    hmac: bytes = bytes_()
+    throttle_time_ms: int = int32()
+
+
+class RenewDelegationTokenRequest(
+    RequestMessage["RenewDelegationTokenResponse"], api_key=39, versions="1-2", flexible="2+"
+):
+    hmac: bytes = bytes_()
+    renew_period_ms: int = int64()
+
+
+class RenewDelegationTokenResponse(Message, api_key=39, versions="1-2", flexible="2+"):
+    error_code: int = int16()
+    expiry_timestamp_ms: int = int64()
+    throttle_time_ms: int = int32()
+
+
+class ExpireDelegationTokenRequest(
+    RequestMessage["ExpireDelegationTokenResponse"], api_key=40, versions="1-2", flexible="2+"
+):
+    hmac: bytes = bytes_()
+    expiry_time_period_ms: int = int64()
+
+
+class ExpireDelegationTokenResponse(Message, api_key=40, versions="1-2", flexible="2+"):
+    error_code: int = int16()
+    expiry_timestamp_ms: int = int64()
+    throttle_time_ms: int = int32()
+
+
+class DescribeDelegationTokenOwner(Struct):
+    principal_type: str = string()
+    principal_name: str = string()
+
+
+class DescribeDelegationTokenRequest(
+    RequestMessage["DescribeDelegationTokenResponse"], api_key=41, versions="1-3", flexible="2+"
+):
+    owners: Sequence[DescribeDelegationTokenOwner] | None = array(DescribeDelegationTokenOwner, nullable="0+")
+
+
+class DescribedDelegationTokenRenewer(Struct):
+    principal_type: str = string()
+    principal_name: str = string()
+
+
+class DescribedDelegationToken(Struct):
+    principal_type: str = string()
+    principal_name: str = string()
+    token_requester_principal_type: str = string("3+")
+    token_requester_principal_name: str = string("3+")
+    issue_timestamp: int = int64()
+    expiry_timestamp: int = int64()
+    max_timestamp: int = int64()
+    token_id: str = string()
+    hmac: bytes = bytes_()
+    renewers: Sequence[DescribedDelegationTokenRenewer] = array(DescribedDelegationTokenRenewer)
+
+
+class DescribeDelegationTokenResponse(Message, api_key=41, versions="1-3", flexible="2+"):
+    error_code: int = int16()
+    tokens: Sequence[DescribedDelegationToken] = array(DescribedDelegationToken)
+    throttle_time_ms: int = int32()

@@ -1,10 +1,23 @@
-"""Administration of the cluster: elections, reassignments, log directories, features."""
+"""Administration of the cluster: elections, reassignments, log directories, the quorum, features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, int64, string
+from headrace.wire.schema import (
+    Message,
+    RequestMessage,
+    Struct,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    uint16,
+    uuid,
+)
 
 # Key 43: elect preferred (or unclean) leaders.
 
@@ -150,6 +163,98 @@ class DescribeLogDirsResponse(Message, api_key=35, versions="0-5", flexible="2+"
     throttle_time_ms: int = int32()
     error_code: int = int16("3+", ignorable=True)
     results: Sequence[DescribeLogDirsResult] = array(DescribeLogDirsResult)
+
+
+# Key 34: move replicas to another log directory of a broker.
+
+
+class AlterReplicaLogDirTopic(Struct):
+    name: str = string()
+    partitions: Sequence[int] = array(int32)
+
+
+class AlterReplicaLogDir(Struct):
+    path: str = string()
+    topics: Sequence[AlterReplicaLogDirTopic] = array(AlterReplicaLogDirTopic)
+
+
+class AlterReplicaLogDirsRequest(
+    RequestMessage["AlterReplicaLogDirsResponse"], api_key=34, versions="1-2", flexible="2+"
+):
+    dirs: Sequence[AlterReplicaLogDir] = array(AlterReplicaLogDir)
+
+
+class AlterReplicaLogDirPartitionResult(Struct):
+    partition_index: int = int32()
+    error_code: int = int16()
+
+
+class AlterReplicaLogDirTopicResult(Struct):
+    topic_name: str = string()
+    partitions: Sequence[AlterReplicaLogDirPartitionResult] = array(AlterReplicaLogDirPartitionResult)
+
+
+class AlterReplicaLogDirsResponse(Message, api_key=34, versions="1-2", flexible="2+"):
+    throttle_time_ms: int = int32()
+    results: Sequence[AlterReplicaLogDirTopicResult] = array(AlterReplicaLogDirTopicResult)
+
+
+# Key 55: the quorum of controllers. v1 times of replicas, v2 addresses and directory ids.
+
+
+class QuorumPartition(Struct):
+    partition_index: int = int32()
+
+
+class QuorumTopic(Struct):
+    topic_name: str = string()
+    partitions: Sequence[QuorumPartition] = array(QuorumPartition)
+
+
+class DescribeQuorumRequest(RequestMessage["DescribeQuorumResponse"], api_key=55, versions="0-2", flexible="0+"):
+    topics: Sequence[QuorumTopic] = array(QuorumTopic)
+
+
+class QuorumReplica(Struct):
+    replica_id: int = int32()
+    replica_directory_id: bytes = uuid("2+")
+    log_end_offset: int = int64()
+    last_fetch_timestamp: int = int64("1+", default=-1, ignorable=True)
+    last_caught_up_timestamp: int = int64("1+", default=-1, ignorable=True)
+
+
+class QuorumPartitionResult(Struct):
+    partition_index: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string("2+", nullable="2+", ignorable=True)
+    leader_id: int = int32()
+    leader_epoch: int = int32()
+    high_watermark: int = int64()
+    current_voters: Sequence[QuorumReplica] = array(QuorumReplica)
+    observers: Sequence[QuorumReplica] = array(QuorumReplica)
+
+
+class QuorumTopicResult(Struct):
+    topic_name: str = string()
+    partitions: Sequence[QuorumPartitionResult] = array(QuorumPartitionResult)
+
+
+class QuorumListener(Struct):
+    name: str = string("2+")
+    host: str = string("2+")
+    port: int = uint16("2+")
+
+
+class QuorumNode(Struct):
+    node_id: int = int32("2+")
+    listeners: Sequence[QuorumListener] = array(QuorumListener, "2+")
+
+
+class DescribeQuorumResponse(Message, api_key=55, versions="0-2", flexible="0+"):
+    error_code: int = int16()
+    error_message: str | None = string("2+", nullable="2+", ignorable=True)
+    topics: Sequence[QuorumTopicResult] = array(QuorumTopicResult)
+    nodes: Sequence[QuorumNode] = array(QuorumNode, "2+")
 
 
 # Key 57: finalize feature levels.

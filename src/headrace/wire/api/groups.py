@@ -1,10 +1,22 @@
-"""Membership of consumer groups: join, sync, heartbeat, leave."""
+"""Membership of consumer groups: join, sync, heartbeat, leave, and the heartbeat of the consumer protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, bytes_, int16, int32, string
+from headrace.wire.schema import (
+    Message,
+    RequestMessage,
+    Struct,
+    array,
+    boolean,
+    bytes_,
+    int16,
+    int32,
+    string,
+    struct,
+    uuid,
+)
 
 # Key 11: join a group. v5 static members.
 
@@ -109,3 +121,42 @@ class LeaveGroupResponse(Message, api_key=13, versions="0-5", flexible="4+"):
     throttle_time_ms: int = int32("1+", ignorable=True)
     error_code: int = int16()
     members: Sequence[MemberResponse] = array(MemberResponse, "3+")
+
+
+# Key 68: join, heartbeat and leave with the consumer protocol (KIP-848). v1 regular expressions.
+
+
+class HeartbeatTopicPartitions(Struct):
+    topic_id: bytes = uuid()
+    partitions: Sequence[int] = array(int32)
+
+
+class ConsumerGroupHeartbeatRequest(
+    RequestMessage["ConsumerGroupHeartbeatResponse"], api_key=68, versions="0-1", flexible="0+"
+):
+    group_id: str = string()
+    member_id: str = string()
+    member_epoch: int = int32()
+    instance_id: str | None = string(nullable="0+", default=None)
+    rack_id: str | None = string(nullable="0+", default=None)
+    rebalance_timeout_ms: int = int32(default=-1)
+    subscribed_topic_names: Sequence[str] | None = array(string, nullable="0+", default=None)
+    subscribed_topic_regex: str | None = string("1+", nullable="1+", default=None)
+    server_assignor: str | None = string(nullable="0+", default=None)
+    topic_partitions: Sequence[HeartbeatTopicPartitions] | None = array(
+        HeartbeatTopicPartitions, nullable="0+", default=None
+    )
+
+
+class HeartbeatAssignment(Struct):
+    topic_partitions: Sequence[HeartbeatTopicPartitions] = array(HeartbeatTopicPartitions)
+
+
+class ConsumerGroupHeartbeatResponse(Message, api_key=68, versions="0-1", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    member_id: str | None = string(nullable="0+", default=None)
+    member_epoch: int = int32()
+    heartbeat_interval_ms: int = int32()
+    assignment: HeartbeatAssignment | None = struct(HeartbeatAssignment, nullable="0+", default=None)

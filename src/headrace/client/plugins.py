@@ -1,7 +1,7 @@
 """Plug-ins: an option's value becomes an object that is configured once and closed once.
 
     "json" | "org.apache.kafka…" | "my.module.Class" | class | object | function
-        → PluginLoader.load → configure(config) → used by the producer → close()
+        → PluginLoader.load → configure(config) → used by the client → close()
 
 `on_update` of a plug-in that has it is called with every new cluster.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headrace.config import Log
 from headrace.errors import ConfigError
@@ -50,8 +50,20 @@ def copy_methods(source: object, target: object, *methods: str) -> None:
             setattr(target, method, getattr(source, method))
 
 
+class PrefixedLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose lines start with the kind of client and the ids that it has."""
+
+    def __init__(self, kind: str, **ids: str | None) -> None:
+        super().__init__(logging.getLogger(f"headrace.{kind}"), {})
+        given = "".join(f" {name}={value}" for name, value in ids.items() if value is not None)
+        self._prefix = f"[{kind}{given}]"
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{self._prefix} {msg}", kwargs
+
+
 class PluginLoader:
-    """Loads the plug-ins of a producer, passes them the cluster, and closes them."""
+    """Loads the plug-ins of a client, passes them the cluster, and closes them."""
 
     def __init__(self, config: Mapping[str, object], log: Log = log) -> None:
         self._config = config

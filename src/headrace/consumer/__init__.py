@@ -1,0 +1,15 @@
+"""The consumer: records of Kafka's topics, one by one or as Arrow columns, alone or as a member of a group.
+
+consumer.py, aio.py   the public API
+engine.py             one consumer's parts, and its I/O thread
+partitions.py         assigned partitions: position, fetched data
+reader.py             fetched data to records and columns        (application thread)
+rebalances.py         the listener, and new partitions           (application thread)
+fetching.py           fetches: requests, sessions, responses     (I/O thread)
+positions.py          the first offset of a partition            (I/O thread)
+offset_lookups.py     offsets by time and epoch                  (I/O thread)
+group.py              subscription and commits
+coordinator.py        requests to the coordinator of the group   (I/O thread)
+membership.py         the classic group protocol                 (I/O thread)
+assignors.py          range, roundrobin, sticky, cooperative-sticky
+"""

@@ -1,0 +1,449 @@
+"""The consumer: the public API, on the application thread. The work in the background is in `engine.py`.
+
+subscribe or assign → poll (records) or poll_arrow (columns) → commit → close
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, Unpack
+
+from headrace.client.metadata import PartitionInfo
+from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
+from headrace.config import Config
+from headrace.config.clock import SYSTEM_CLOCK, Clock
+from headrace.consumer import deserializers
+from headrace.consumer.arrow_stream import stream
+from headrace.consumer.engine import ConsumerEngine
+from headrace.consumer.group import ConsumerGroup, OnCommit
+from headrace.consumer.membership import Topics
+from headrace.consumer.offset_lookups import OffsetLookup, OnOffset
+from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, PositionState
+from headrace.consumer.reader import Deserialize, RecordReader
+from headrace.consumer.rebalances import RebalanceListener
+from headrace.consumer.results import OffsetAndTimestamp, Outcome
+from headrace.consumer.settings import ConsumerSettings, resolve
+from headrace.errors import DeserializationError, HeadraceError, IllegalStateError, TimedOutError
+from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
+from headrace.wire.layout import ConsumerRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.config.option_types import ConsumerOptions
+    from headrace.consumer.settings import ConsumerArguments
+
+POLL_SECONDS = 1.0
+"""The default timeout of a poll."""
+CLOSE_SECONDS = 30.0
+
+
+class Consumer:
+    """Reads records from Kafka. For one thread at a time; only `wakeup` may be called by others."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        key_deserializer: object = None,
+        value_deserializer: object = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        self.config: Config = resolve(
+            config, key_deserializer=key_deserializer, value_deserializer=value_deserializer, **options
+        )
+        self._engine = engine = ConsumerEngine(self.config, clock)
+        self._busy = threading.RLock()  # Re-entrant, because listeners may commit and seek.
+        try:
+            deserialize = _deserialization(engine)
+            self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, deserialize)
+            engine.start()
+        except BaseException:
+            engine.abandon()
+            raise
+
+    @classmethod
+    def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ConsumerArguments]) -> Self:
+        """Return a consumer with the options of a `.properties` file; keyword arguments take precedence."""
+        return cls(Path(path), **arguments)
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """The options as typed values."""
+        return self._engine.settings
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[ConsumerEngine]:
+        """Check that the consumer can be used, by this thread only."""
+        if not self._busy.acquire(blocking=False):
+            raise IllegalStateError("another thread uses this consumer: a consumer is for one thread at a time")
+        try:
+            self._engine.check_usable()
+            yield self._engine
+        finally:
+            self._busy.release()
+
+    # -- partitions ----------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | None = None,
+        *,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read the partitions of these topics, or of all whose names match `pattern`, that the group assigns.
+
+        The pattern is a regular expression for the whole name. The consumer joins the group in `poll`.
+        """
+        with self._entered() as engine:
+            group = self._group("subscribe")
+            if (topics is None) == (pattern is None):
+                raise ValueError("subscribe() needs either topics or a pattern")
+            if group.topics is None and engine.assignment.partitions:
+                raise IllegalStateError("partitions were assigned with assign(): call unsubscribe() first")
+            names = frozenset([topics] if isinstance(topics, str) else topics or ())
+            if not names and pattern is None:
+                raise ValueError("subscribe() got no topics: call unsubscribe() to leave the group")
+            compiled = None if pattern is None else re.compile(pattern)
+            group.subscribe(Topics(names, compiled, engine.settings.matches_internal_topics), listener)
+
+    def unsubscribe(self) -> None:
+        """Leave the group, or give up the partitions of `assign`."""
+        with self._entered() as engine:
+            if engine.group is not None and engine.group.topics is not None:
+                engine.group.unsubscribe(engine.settings.api_timeout_ms, "the consumer has unsubscribed")
+            engine.assign([])
+
+    def subscription(self) -> set[str]:
+        """Return the topics that the consumer subscribes to; with a pattern, those that match it."""
+        group = self._engine.group
+        if group is None or group.topics is None:
+            return set()
+        return set(group.topics.resolve(self._engine.metadata.cluster))
+
+    def is_subscribed(self) -> bool:
+        """Return whether the group assigns the partitions."""
+        return self._engine.group is not None and self._engine.group.topics is not None
+
+    def _group(self, operation: str) -> ConsumerGroup:
+        if self._engine.group is None:
+            raise IllegalStateError(f"{operation}() needs a group.id: set it, or use assign()")
+        return self._engine.group
+
+    def assign(self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int]) -> None:
+        """Read these partitions, without the group's assignment. A mapping has the offsets to start at."""
+        starts = partitions if isinstance(partitions, Mapping) else dict.fromkeys(partitions)
+        with self._entered() as engine:
+            if self.is_subscribed():
+                raise IllegalStateError("the consumer has subscribed to topics: call unsubscribe() before assign()")
+            current = engine.assignment.partitions
+            assigned = []
+            for given, offset in starts.items():
+                name = TopicPartition(*given)
+                if offset is not None:
+                    assigned.append(_moved(AssignedPartition(name, PositionState.RESET), offset))
+                else:
+                    assigned.append(current.get(name) or AssignedPartition(name, PositionState.COMMITTED))
+            engine.assign(assigned)
+
+    def assignment(self) -> set[TopicPartition]:
+        """Return the assigned partitions."""
+        return set(self._engine.assignment.partitions)
+
+    def partitions_for(self, topic: str, timeout: float | None = None) -> Sequence[PartitionInfo]:
+        """Return the partitions of a topic, as the metadata has them."""
+        with self._entered() as engine:
+            engine.wait_for_topic(topic, self._timeout_ms(timeout))
+            return engine.metadata.cluster.topics[topic].partitions
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def poll(self, timeout: float = POLL_SECONDS, max_records: int | None = None) -> list[ConsumerRecord]:
+        """Return fetched records, at most `max_records` (max.poll.records); an empty list after `timeout` seconds.
+
+        Listeners of rebalances are called in here.
+        """
+        count_max = self._engine.settings.max_poll_records if max_records is None else max_records
+        with self._entered() as engine:
+            return engine.poll(lambda: self._reader.records(count_max), timeout * 1000) or []
+
+    def poll_arrow(self, timeout: float = POLL_SECONDS) -> pa.RecordBatch | None:
+        """Return fetched records as columns; None after `timeout` seconds.
+
+        The columns are topic, partition, offset, timestamp, timestampType, key, value, headers. Deserializers do not
+        apply. The size of a batch is limited by fetch.max.bytes, not by max.poll.records.
+        """
+        with self._entered() as engine:
+            return engine.poll(self._reader.columns, timeout * 1000)
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Yield records for ever. A record counts as processed when the next one is requested from `poll`."""
+        while True:
+            yield from self.poll()
+
+    def arrow_stream(self, timeout: float | None = None) -> pa.RecordBatchReader:
+        """Return a reader of the records from the positions up to the current ends of the assigned partitions.
+
+        It raises TimedOutError if nothing comes for `timeout` seconds (default.api.timeout.ms).
+        """
+        return stream(self, self._timeout_ms(timeout) / 1000)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export `arrow_stream()` through the Arrow PyCapsule interface, for Polars, DuckDB, pandas and others."""
+        return self.arrow_stream().__arrow_c_stream__(requested_schema)
+
+    # -- positions -----------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Continue at an offset."""
+        if offset < 0:
+            raise ValueError(f"invalid offset: expected 0 or more, got {offset}; see seek_to_beginning, seek_to_end")
+        with self._entered() as engine:
+            engine.replace([_moved(engine.partition(partition), offset)])
+
+    def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Continue at the first records of these partitions, by default of all assigned ones."""
+        self._seek_to(EARLIEST, partitions)
+
+    def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Continue after the last records; with read_committed, at the last stable offset."""
+        self._seek_to(LATEST, partitions)
+
+    def seek_to_time(self, timestamp_ms: int, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Continue at the first record of that time (in milliseconds) or later, or at the end."""
+        if timestamp_ms < 0:
+            raise ValueError(f"invalid timestamp_ms: expected 0 or more, got {timestamp_ms}")
+        self._seek_to(timestamp_ms, partitions)
+
+    def _seek_to(self, time: int, partitions: Iterable[TopicPartition] | None) -> None:
+        with self._entered() as engine:
+            engine.replace(
+                AssignedPartition(p.name, PositionState.RESET, paused=p.paused, reset_time=time)
+                for p in engine.partitions(partitions).values()
+            )
+
+    def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
+        """Return the offset of the next record; waits until it is known."""
+        with self._entered() as engine:
+            timeout_ms = self._timeout_ms(timeout)
+
+            def is_known() -> bool:
+                assigned = engine.partition(partition)
+                return assigned.position != UNKNOWN_OFFSET or assigned.error is not None
+
+            if not engine.wait_until(is_known, timeout_ms):
+                raise TimedOutError(f"the position of {partition} is unknown after {timeout_ms / 1000:g} s")
+            assigned = engine.partition(partition)
+            if assigned.position == UNKNOWN_OFFSET and assigned.error is not None:
+                raise assigned.error
+            return assigned.position
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Return the offsets of the next records of all assigned partitions whose position is known.
+
+        They can be part of a transaction: `producer.send_offsets_to_transaction(consumer.positions(), consumer)`.
+        """
+        partitions = self._engine.assignment.partitions
+        return {name: p.position for name, p in partitions.items() if p.position != UNKNOWN_OFFSET}
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return no records of these partitions until `resume`."""
+        self._set_paused(partitions, True)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return records of these partitions again."""
+        self._set_paused(partitions, False)
+
+    def _set_paused(self, partitions: Iterable[TopicPartition], paused: bool) -> None:
+        with self._entered() as engine:
+            for partition in engine.partitions(partitions).values():
+                partition.paused = paused
+            engine.data_taken()
+
+    def paused(self) -> set[TopicPartition]:
+        """Return the paused partitions."""
+        return {name for name, p in self._engine.assignment.partitions.items() if p.paused}
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        """Return how many offsets the position is behind the end, as of the last fetch; None if that is unknown."""
+        return self._engine.lag(self._engine.partition(partition))
+
+    # -- commits -------------------------------------------------------------------------------
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, timeout: float | None = None
+    ) -> None:
+        """Commit offsets, by default the positions, and wait until the group has them.
+
+        The offset of a partition is that of the next record to read.
+        """
+        with self._entered():
+            group = self._group("commit")
+            group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        on_commit: OnCommit | None = None,
+    ) -> None:
+        """Commit offsets, by default the positions, without waiting. `on_commit` is called in a later `poll`."""
+        with self._entered():
+            group = self._group("commit_async")
+            group.commit_async(_offsets(offsets, group), on_commit)
+
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the committed offsets of the group; partitions without one are missing."""
+        with self._entered():
+            return self._group("committed").committed(partitions, self._timeout_ms(timeout))
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return the group and the member, for `producer.send_offsets_to_transaction`."""
+        return self._group("group_metadata").identity
+
+    # -- offsets of partitions -----------------------------------------------------------------
+
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the offsets of the first records."""
+        starts = self._list_offsets(dict.fromkeys(map(_name, partitions), EARLIEST), timeout)
+        return {name: offset.offset for name, offset in starts.items()}
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the offsets after the last records; with read_committed, the last stable offsets."""
+        ends = self._list_offsets(dict.fromkeys(map(_name, partitions), LATEST), timeout)
+        return {name: offset.offset for name, offset in ends.items()}
+
+    def offsets_for_times(
+        self, times: Mapping[TopicPartition, int], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return the first record of a time (in milliseconds) or later; None if there is none."""
+        offsets = self._list_offsets({_name(tp): time for tp, time in times.items()}, timeout)
+        return {name: OffsetAndTimestamp(*row) if row.offset >= 0 else None for name, row in offsets.items()}
+
+    def _list_offsets(
+        self, times: Mapping[TopicPartition, int], timeout: float | None
+    ) -> dict[TopicPartition, PartitionOffset]:
+        timeout_ms = self._timeout_ms(timeout)
+        with self._entered() as engine:
+            outcomes: dict[TopicPartition, Outcome[PartitionOffset]] = {name: engine.outcome() for name in times}
+            deadline_ms = engine.clock.monotonic_ms() + timeout_ms
+
+            def look_up() -> None:
+                for name, outcome in outcomes.items():
+                    engine.lookups.add(OffsetLookup(name, times[name], _settle(outcome), deadline_ms))
+
+            engine.call(look_up)
+            return {name: engine.wait(outcome, timeout_ms, "ListOffsets") for name, outcome in outcomes.items()}
+
+    # -- wakeup and close ----------------------------------------------------------------------
+
+    def wakeup(self) -> None:
+        """Make the current or next call that waits raise WakeupError. Any thread, and signal handlers."""
+        self._engine.wakeup()
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Commit if enable.auto.commit is on, leave the group, and stop; after `timeout` seconds, without waiting."""
+        self._engine.close(timeout * 1000)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return describe(self._engine)
+
+    def _timeout_ms(self, timeout: float | None) -> float:
+        return self._engine.settings.api_timeout_ms if timeout is None else timeout * 1000
+
+
+def describe(engine: ConsumerEngine) -> str:
+    """Return the repr of a consumer."""
+    settings = engine.settings
+    group = "" if settings.group is None else f", group_id={settings.group.group_id!r}"
+    servers = ",".join(map(str, settings.bootstrap_servers))
+    return f"Consumer(client_id={settings.client_id!r}{group}, bootstrap_servers={servers!r})"
+
+
+def _offsets(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None, group: ConsumerGroup
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return offsets in full, by default the positions."""
+    if offsets is None:
+        return group.positions()
+    return {
+        TopicPartition(*name): offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+        for name, offset in offsets.items()
+    }
+
+
+def _name(partition: TopicPartition) -> TopicPartition:
+    return TopicPartition(*partition)
+
+
+def _moved(partition: AssignedPartition, offset: int) -> AssignedPartition:
+    """Return a new object for a partition, at an offset: responses for the old one are ignored."""
+    moved = AssignedPartition(partition.name, PositionState.RESET, paused=partition.paused)
+    if offset < 0:
+        moved.reset_time = offset
+    else:
+        moved.start_at(offset)
+    return moved
+
+
+def _settle(outcome: Outcome[PartitionOffset]) -> OnOffset:
+    def on_offset(result: PartitionOffset | HeadraceError) -> None:
+        if isinstance(result, HeadraceError):
+            outcome.fail(result)
+        else:
+            outcome.succeed(result)
+
+    return on_offset
+
+
+def _deserialization(engine: ConsumerEngine) -> Deserialize | None:
+    """Return the function that deserializes a record; None if keys and values stay bytes."""
+    config, plugins = engine.config, engine.plugins
+    key, value = (
+        plugins.load(option, config[option], deserializers.KIND, is_key=option.startswith("key"))
+        for option in ("key.deserializer", "value.deserializer")
+    )
+    plain = deserializers.BytesDeserializer
+    if type(key) is plain and type(value) is plain:
+        return None
+
+    def part(deserializer: deserializers.Deserializer, data: bytes | None, record: ConsumerRecord, kind: str) -> object:
+        if data is None:
+            return None
+        try:
+            return deserializer.deserialize(record.topic, data, record.headers)
+        except Exception as error:
+            name = type(deserializer).__qualname__
+            raise DeserializationError(
+                f"{name} does not accept the {kind} at offset {record.offset} of {record.topic}-{record.partition} "
+                f"({len(data)} bytes): {error}; seek to offset {record.offset + 1} to skip the record",
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                deserializer=name,
+            ) from error
+
+    def deserialize(record: ConsumerRecord) -> ConsumerRecord:
+        return record._replace(
+            key=part(key, record.key, record, "key"), value=part(value, record.value, record, "value")
+        )
+
+    return deserialize

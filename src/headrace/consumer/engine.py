@@ -1,0 +1,441 @@
+"""The engine below `Consumer` and `AsyncConsumer`: one consumer's parts, and its I/O thread.
+
+    application thread: assignment, steps of rebalances, positions ── commands ──► I/O thread
+    I/O thread: group membership, positions, fetches ── FetchBuffer, steps, errors ──► application thread, in `poll`
+
+The application thread waits in `wait_until` only. One iteration of the I/O thread, `run_once`:
+
+    commands → coordinator → metadata → positions → lookups → fetches → poll (response handlers)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from headrace.client.concurrency import OneShotEvent
+from headrace.client.metadata import Metadata, MetadataUpdater
+from headrace.client.network import NetworkClient
+from headrace.client.offsets import Isolation
+from headrace.client.plugins import PluginLoader
+from headrace.config import Config
+from headrace.config.clock import Clock
+from headrace.consumer.fetching import PartitionFetcher
+from headrace.consumer.group import ConsumerGroup
+from headrace.consumer.offset_lookups import OffsetLookups
+from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, PositionState
+from headrace.consumer.positions import PositionKeeper
+from headrace.consumer.results import Outcome
+from headrace.consumer.settings import ConsumerSettings, consumer_log
+from headrace.errors import (
+    BrokerError,
+    ClosedError,
+    ConnectionFailedError,
+    HeadraceError,
+    IllegalStateError,
+    IoThreadError,
+    TimedOutError,
+    WakeupError,
+)
+from headrace.types import TopicPartition
+
+ERROR_PAUSE_SECONDS = 0.1
+IDLE_MS = 60_000.0
+JOIN_SECONDS_MIN = 1.0
+"""How long `close` waits at least for the I/O thread, which has nothing more to wait for."""
+ERRORS_MAX = 100
+"""Errors that wait for `poll`; the oldest ones are dropped."""
+MINUTE_MS = 60_000.0
+
+T = TypeVar("T")
+
+
+class ConsumerEngine:
+    """One consumer's connections, partitions and I/O thread."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self.log = consumer_log(config)
+        self._pid = os.getpid()
+        # Application thread only.
+        self._closed = False
+        self.is_polling = False  # Read by the I/O thread, as the next.
+        self.last_poll_ms = clock.monotonic_ms()
+        # Replaced by the application thread, read by any.
+        self.assignment = Assignment()
+        self._signal = OneShotEvent()  # Set by the I/O thread, to wake the application thread.
+        self._woken = False  # `wakeup` was called.
+        # Queues between the two threads.
+        self._commands: deque[Callable[[], None]] = deque()
+        self.steps: deque[Callable[[], object]] = deque()
+        """Steps of rebalances, which the application thread runs in `poll`."""
+        self._errors: deque[HeadraceError] = deque(maxlen=ERRORS_MAX)
+        self._failed: deque[AssignedPartition] = deque()
+        # I/O thread.
+        self._running = True
+        self.failure: IoThreadError | None = None
+        self.plugins = PluginLoader(config, self.log)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.plugins.close)
+            self.settings = ConsumerSettings.build(config, self.plugins)
+            self.metadata = self._make_metadata()
+            self.network = NetworkClient(self.settings.connection, self.settings.network, clock, None, self.log)
+            on_failure.callback(self.network.close)
+            self.network.on_auth_failure = self.raise_in_poll
+            self.network.on_failure = lambda node_id: self._note_failure()
+            self.updater = MetadataUpdater(
+                self.metadata,
+                self.network,
+                self.settings.bootstrap_servers,
+                request_timeout_ms=self.settings.request_timeout_ms,
+                rebootstrap_trigger_ms=self.settings.rebootstrap_trigger_ms,
+                allow_auto_topic_creation=self.settings.creates_topics,
+                log=self.log,
+            )
+            self.buffer = FetchBuffer()
+            self.lookups = self._make_lookups()
+            group = self.settings.group
+            self.group = None if group is None else ConsumerGroup(self, group)
+            self.positions = self._make_positions()
+            self.fetcher = self._make_fetcher()
+            self.thread = threading.Thread(target=self._run, name=f"headrace-{self.settings.client_id}", daemon=True)
+            on_failure.pop_all()
+
+    def start(self) -> None:
+        """Start the I/O thread, after all plug-ins are configured."""
+        self.config.warn_of_unused(self.log)
+        self.thread.start()
+
+    # -- composition ---------------------------------------------------------------------------
+
+    def _make_metadata(self) -> Metadata:
+        settings = self.settings
+        return Metadata(
+            self.clock,
+            max_age_ms=settings.metadata_max_age_ms,
+            max_idle_ms=MINUTE_MS,
+            retry_backoff_ms=settings.retry_backoff_ms,
+            retry_backoff_max_ms=settings.retry_backoff_max_ms,
+            is_lazy=True,
+        )
+
+    def _make_lookups(self) -> OffsetLookups:
+        settings = self.settings
+        return OffsetLookups(
+            self.network,
+            self.updater,
+            self.clock,
+            settings.fetch.isolation,
+            request_timeout_ms=settings.request_timeout_ms,
+            retry_backoff_ms=settings.retry_backoff_ms,
+        )
+
+    def _make_positions(self) -> PositionKeeper:
+        return PositionKeeper(
+            self.metadata,
+            self.lookups,
+            None if self.group is None else self.group.coordinator,
+            self.settings,
+            self.clock,
+            assignment=lambda: self.assignment,
+            on_ready=self._on_ready,
+            on_error=self._on_partition_error,
+            on_truncation=self._on_truncation,
+            log=self.log,
+        )
+
+    def _make_fetcher(self) -> PartitionFetcher:
+        return PartitionFetcher(
+            self.network,
+            self.updater,
+            self.buffer,
+            self.settings.fetch,
+            self.clock,
+            assignment=lambda: self.assignment,
+            on_data=self.notify,
+            on_error=self._on_partition_error,
+            on_reset=self.positions.wake,
+            log=self.log,
+        )
+
+    # -- I/O thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._running:
+                self._turn()
+            self._shut_down(ClosedError("the consumer was closed"))
+        except BaseException as error:
+            failure = IoThreadError(
+                f"the I/O thread of the consumer died with {error!r}: close this consumer and create a new one"
+            )
+            failure.__cause__ = error
+            self.failure = failure
+            with contextlib.suppress(BaseException):
+                self.log.critical("%s", failure, exc_info=error)
+            with contextlib.suppress(BaseException):
+                self._shut_down(failure)
+        finally:
+            self.notify()
+
+    def _turn(self) -> None:
+        try:
+            self.run_once()
+        except Exception:
+            self.log.exception("an iteration of the I/O loop failed; continuing")
+            time.sleep(ERROR_PAUSE_SECONDS)  # an error that persists must not use all CPU
+
+    def run_once(self) -> None:
+        """Run one iteration of the loop."""
+        while self._commands:
+            self._commands.popleft()()
+        now = self.clock.monotonic_ms()
+        self.positions.run()
+        wait_ms = IDLE_MS if self.group is None else self.group.run(now)
+        if self.metadata.time_to_update_ms(now) <= 0:
+            self.metadata.touch(self._topics())
+        wait_ms = min(wait_ms, self.updater.maybe_update(now))
+        wait_ms = min(wait_ms, self.lookups.run(now))
+        wait_ms = min(wait_ms, self.fetcher.run(now))
+        self.network.poll(wait_ms, now)
+
+    def _topics(self) -> set[str]:
+        """Return the topics whose metadata is needed."""
+        topics = {tp.topic for tp in self.assignment.partitions} | self.lookups.topics()
+        return topics if self.group is None else topics | self.group.needed_topics()
+
+    def _shut_down(self, error: HeadraceError) -> None:
+        self.lookups.fail_all(error)
+        if self.group is not None:
+            self.group.coordinator.fail_all(error)
+        self.metadata.close(error)
+        self.network.close()
+        self.plugins.close()
+
+    def _on_ready(self) -> None:
+        self.fetcher.wake()
+        self.notify()
+
+    def _on_partition_error(self, partition: AssignedPartition, error: HeadraceError) -> None:
+        partition.error = error
+        self._failed.append(partition)
+        self.notify()
+
+    def _on_truncation(self, partition: AssignedPartition, offset: int) -> None:
+        def move() -> None:
+            if self.assignment.is_current(partition):
+                if offset < 0:
+                    self.replace([AssignedPartition(partition.name, PositionState.RESET, paused=partition.paused)])
+                elif offset < partition.position:
+                    self.restart(partition, offset)
+                else:
+                    self.restart(partition, partition.position)
+
+        self.add_step(move)
+
+    def _note_failure(self) -> None:
+        self.metadata.request_update()
+
+    def add_step(self, step: Callable[[], object]) -> None:
+        """Run a function on the application thread, in `poll`."""
+        self.steps.append(step)
+        self.notify()
+
+    def raise_in_poll(self, error: HeadraceError) -> None:
+        """Raise an error in the application's current or next `poll`."""
+        self._errors.append(error)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake the application thread."""
+        self._signal.set()
+
+    # -- application thread --------------------------------------------------------------------
+
+    def call(self, command: Callable[[], None]) -> None:
+        """Run a function on the I/O thread."""
+        self._commands.append(command)
+        self.network.wakeup()
+
+    def outcome(self) -> Outcome[T]:
+        """Return a result that the I/O thread will set."""
+        return Outcome(self.notify)
+
+    def wait(self, outcome: Outcome[T], timeout_ms: float, what: str) -> T:
+        """Wait for a result of the I/O thread."""
+        if not self.wait_until(lambda: outcome.is_done, timeout_ms):
+            reason = f": {self.network.last_failure}" if self.network.last_failure else ""
+            raise TimedOutError(f"{what} timed out after {timeout_ms / 1000:g} s{reason}")
+        return outcome.result()
+
+    def wait_until(self, condition: Callable[[], bool], timeout_ms: float) -> bool:
+        """Wait until a condition that the I/O thread changes; False on timeout. Raises WakeupError after `wakeup`."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            self._signal = signal = OneShotEvent()
+            if condition():
+                return True
+            self.check_usable()
+            if self._woken:
+                self._woken = False
+                raise WakeupError("wakeup() was called")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            signal.wait(left)
+
+    def wakeup(self) -> None:
+        """Interrupt the current or next wait. Any thread."""
+        self._woken = True
+        self.notify()
+
+    def poll(self, take: Callable[[], T | None], timeout_ms: float) -> T | None:
+        """Return what `take` returns, once that is something; None on timeout. Runs steps of rebalances meanwhile."""
+        self.check_usable()
+        if self.is_polling:
+            raise IllegalStateError("poll() was called by a listener, which poll() has called: return from it first")
+        self.is_polling = True
+        if self.group is not None:
+            self.group.on_poll()
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            while True:
+                self.run_steps()
+                self._raise_error()
+                taken = take()
+                if taken:
+                    return taken
+                left_ms = (deadline - time.monotonic()) * 1000
+                if not self.wait_until(self._has_work, max(0.0, left_ms)):
+                    return None
+        finally:
+            self.last_poll_ms = self.clock.monotonic_ms()
+            self.is_polling = False
+
+    def _has_work(self) -> bool:
+        return bool(self.buffer or self.steps or self._errors or self._failed)
+
+    def run_steps(self) -> None:
+        """Run the steps of rebalances that wait."""
+        while self.steps:
+            self.steps.popleft()()
+
+    def _raise_error(self) -> None:
+        if self._errors:
+            raise self._errors.popleft()
+        while self._failed:
+            partition = self._failed.popleft()
+            error = partition.error
+            if self.assignment.is_current(partition) and error is not None:
+                partition.error = None
+                self.call(self._retry_failed)
+                raise error
+
+    def _retry_failed(self) -> None:
+        self.positions.wake()
+        self.fetcher.wake()
+
+    # -- partitions ----------------------------------------------------------------------------
+
+    def assign(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Replace the assigned partitions."""
+        self.assignment = Assignment({p.name: p for p in partitions}, self.assignment.version + 1)
+        self.network.wakeup()
+
+    def replace(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Replace some partitions, for example after a seek."""
+        named = {partition.name: partition for partition in partitions}
+        self.assignment = Assignment({**self.assignment.partitions, **named}, self.assignment.version + 1)
+        self.network.wakeup()
+
+    def restart(self, partition: AssignedPartition, offset: int) -> None:
+        """Fetch again from an offset."""
+        moved = AssignedPartition(partition.name, PositionState.FETCH, paused=partition.paused)
+        moved.start_at(offset)
+        moved.position_epoch = partition.position_epoch
+        self.replace([moved])
+
+    def data_taken(self) -> None:
+        """Fetch more: the application has taken data."""
+        self.fetcher.wake()
+        self.network.wakeup()
+
+    def partition(self, name: TopicPartition) -> AssignedPartition:
+        """Return an assigned partition."""
+        partition = self.assignment.partitions.get(TopicPartition(*name))
+        if partition is None:
+            raise IllegalStateError(f"{TopicPartition(*name)} is not assigned to this consumer: call assign() first")
+        return partition
+
+    def partitions(self, names: Iterable[TopicPartition] | None) -> Mapping[TopicPartition, AssignedPartition]:
+        """Return the named partitions, by default all."""
+        if names is None:
+            return self.assignment.partitions
+        return {TopicPartition(*name): self.partition(name) for name in names}
+
+    def lag(self, partition: AssignedPartition) -> int | None:
+        """Return how many offsets a position is behind the end, as of the last fetch; None if that is unknown."""
+        marks = partition.watermarks
+        end = marks.last_stable if self.settings.fetch.isolation is Isolation.READ_COMMITTED else marks.high
+        return None if end < 0 or partition.position < 0 else max(0, end - partition.position)
+
+    def wait_for_topic(self, topic: str, timeout_ms: float) -> None:
+        """Wait until the metadata has a topic."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while self.metadata.cluster.partition_count(topic) is None:
+            self.check_usable()
+            version = self.metadata.version
+            self.metadata.add_topic(topic)
+            self.metadata.request_update()
+            self.network.wakeup()
+            self.metadata.raise_topic_error(topic)
+            left_ms = (deadline - time.monotonic()) * 1000
+            if left_ms <= 0 or not self.metadata.wait_for_version(version, left_ms):
+                code = self.metadata.cluster.errors.get(topic)
+                text = f"topic {topic!r} is not in the metadata after {timeout_ms / 1000:g} s"
+                raise TimedOutError(text) if code is None else BrokerError(text, code=code)
+
+    # -- checks and close ----------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Raise if the consumer is closed, was inherited by fork(), or its I/O thread is dead."""
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+        if os.getpid() != self._pid:
+            raise IllegalStateError(
+                "this consumer was created before fork(): its I/O thread is in the parent. Create one in the child"
+            )
+        if self.failure is not None:
+            raise IoThreadError(*self.failure.args) from self.failure.__cause__
+
+    def abandon(self) -> None:
+        """Release everything before the I/O thread was started."""
+        self._closed = True
+        self._shut_down(ClosedError("the consumer could not be created"))
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self, timeout_ms: float) -> None:
+        """Leave the group and stop the I/O thread."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            if self.group is not None and self.failure is None:
+                self._woken = False
+                self.group.close(timeout_ms)
+        except (TimedOutError, BrokerError, ConnectionFailedError) as error:
+            self.log.warning("closing without a response of the coordinator: %s", error)
+        finally:
+            self._closed = True
+            self._running = False
+            self.network.wakeup()
+            self.thread.join(max(JOIN_SECONDS_MIN, deadline - time.monotonic()))

@@ -1,0 +1,331 @@
+"""Fetching in the background: one request to each broker, for all partitions that can be fetched from it.
+
+    assigned partitions → by leader or preferred replica → FetchSession → Fetch → FetchBuffer → application thread
+
+A broker gets the next request when the application has taken all that the last one returned: a request without the
+partitions that wait would leave them waiting for its whole fetch.max.wait.ms. I/O thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.client.blocking import TRY_AGAIN
+from headrace.client.connection import Request, Response
+from headrace.client.fetch_data import Watermarks, located
+from headrace.client.metadata import NO_LEADER, Cluster, MetadataUpdater
+from headrace.client.network import NetworkClient
+from headrace.client.offsets import Isolation
+from headrace.config.clock import Clock
+from headrace.consumer.fetch_session import SESSION_ERRORS, FetchedFrom, FetchSession
+from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, PositionState, end_of_data, visible
+from headrace.errors import BrokerError, Code, HeadraceError, RecordTooLargeError, WireError
+from headrace.types import TopicPartition
+from headrace.wire.api.fetch import FetchRequest, FetchResponse, NodeEndpoint, PartitionData
+from headrace.wire.schema import ZERO_UUID
+
+TOPIC_MAY_COME = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID})
+MISSING_MS_MAX = 30_000.0
+"""How long a partition may be missing, for example because its topic was deleted, before `poll` raises the error."""
+DRAIN_WAIT_MS = 100.0
+"""Until an offset out of range is looked at again while the application still has records before it."""
+
+
+@dataclass(slots=True, frozen=True)
+class FetchSettings:
+    """Limits of a fetch."""
+
+    min_bytes: int
+    max_bytes: int
+    max_wait_ms: int
+    partition_bytes_max: int
+    isolation: Isolation
+    rack: str
+    request_timeout_ms: float
+    retry_backoff_ms: float
+    preferred_replica_ms: float
+    """How long a preferred replica is used before the leader is asked again."""
+
+
+class FetchObserver(Protocol):
+    """Called for the metrics."""
+
+    def fetched(self, size: int, latency_ms: float, throttle_ms: float) -> None: ...
+
+
+class PartitionFetcher:
+    """Sends fetches and passes their data on."""
+
+    def __init__(
+        self,
+        client: NetworkClient,
+        updater: MetadataUpdater,
+        buffer: FetchBuffer,
+        settings: FetchSettings,
+        clock: Clock,
+        *,
+        assignment: Callable[[], Assignment],
+        on_data: Callable[[], None],
+        on_error: Callable[[AssignedPartition, HeadraceError], None],
+        on_reset: Callable[[], None],
+        log: logging.LoggerAdapter[logging.Logger],
+        observer: FetchObserver | None = None,
+    ) -> None:
+        self._client = client
+        self._updater = updater
+        self._buffer = buffer
+        self._settings = settings
+        self._clock = clock
+        self._assignment = assignment
+        self._on_data = on_data
+        self._on_error = on_error
+        self._on_reset = on_reset
+        self._log = log
+        self._observer = observer
+        self._sessions: dict[int, FetchSession] = {}  # By node.
+        self._in_flight: dict[int, int] = {}  # Node → the bytes that it may return.
+        self._next_check_ms = 0.0
+        self._is_due = False  # Set by any thread, cleared before a check.
+        self._cluster: Cluster | None = None  # At the last check, as the next.
+        self._version = -1
+
+    def wake(self) -> None:
+        """Check all partitions in the next iteration: something has changed. Any thread."""
+        self._is_due = True
+
+    def run(self, now: float) -> float:
+        """Send the requests that are due; returns the time until the next check."""
+        cluster, assignment = self._updater.metadata.cluster, self._assignment()
+        is_changed = cluster is not self._cluster or assignment.version != self._version
+        if self._is_due or is_changed or now >= self._next_check_ms:
+            self._is_due = False
+            self._cluster, self._version = cluster, assignment.version
+            self._next_check_ms = now + self._send(cluster, assignment, now)
+        return max(0.0, self._next_check_ms - now)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _send(self, cluster: Cluster, assignment: Assignment, now: float) -> float:
+        wait_ms = math.inf
+        by_node: defaultdict[int, list[AssignedPartition]] = defaultdict(list)
+        waiting: set[int] = set()  # Nodes whose data the application has not taken.
+        for partition in assignment.partitions.values():
+            node_id = self._node(partition, cluster, now)
+            if partition.is_buffered and not partition.paused:
+                waiting.add(node_id)
+            elif not self._is_fetchable(partition):
+                continue
+            elif now < partition.retry_at_ms:
+                wait_ms = min(wait_ms, partition.retry_at_ms - now)
+            elif node_id == NO_LEADER:
+                self._failed(partition, Code.UNKNOWN_TOPIC_OR_PARTITION, now)
+                wait_ms = min(wait_ms, self._settings.retry_backoff_ms)
+            elif node_id not in self._in_flight:
+                by_node[node_id].append(partition)
+        for node_id, partitions in by_node.items():
+            room = self._room()
+            if node_id in waiting or room <= 0:
+                continue  # the application thread calls `wake`
+            if self._client.is_ready(node_id, now):
+                self._send_to(node_id, partitions, room, now)
+            else:
+                if self._client.is_backing_off(node_id, now):
+                    self._updater.metadata.request_update()  # the leaders may have changed
+                    for partition in partitions:
+                        partition.preferred_replica = None
+                self._is_due = True  # checked again after the next event of a connection
+                wait_ms = min(wait_ms, max(1.0, self._client.delay_ms(node_id, now)))
+        return wait_ms
+
+    @staticmethod
+    def _is_fetchable(partition: AssignedPartition) -> bool:
+        return (
+            partition.state is PositionState.FETCH
+            and not partition.paused
+            and not partition.is_buffered
+            and partition.error is None
+        )
+
+    def _node(self, partition: AssignedPartition, cluster: Cluster, now: float) -> int:
+        preferred = partition.preferred_replica
+        if preferred is not None:
+            if now < partition.preferred_until_ms and preferred in cluster.brokers:
+                return preferred
+            partition.preferred_replica = None
+        return cluster.leader(*partition.name)
+
+    def _room(self) -> int:
+        """Return how many bytes may be fetched now."""
+        return self._settings.max_bytes - self._buffer.size - sum(self._in_flight.values())
+
+    def _send_to(self, node_id: int, partitions: list[AssignedPartition], room: int, now: float) -> None:
+        settings, topics = self._settings, self._updater.metadata.cluster.topics
+        fetched: dict[TopicPartition, FetchedFrom] = {}
+        requested: dict[TopicPartition, AssignedPartition] = {}
+        names: dict[bytes, str] = {}
+        for partition in partitions:
+            info = topics[partition.name.topic]
+            leader_epoch = info.partitions[partition.name.partition].leader_epoch
+            fetched[partition.name] = FetchedFrom(info.topic_id, partition.fetch_offset, leader_epoch)
+            requested[partition.name] = partition
+            names[info.topic_id] = info.name
+        session = self._sessions.get(node_id)
+        if session is None:
+            session = self._sessions[node_id] = FetchSession(settings.partition_bytes_max)
+        bytes_max = min(room, len(partitions) * settings.partition_bytes_max)
+        base = FetchRequest(
+            max_wait_ms=settings.max_wait_ms,
+            min_bytes=settings.min_bytes,
+            max_bytes=bytes_max,
+            isolation_level=int(settings.isolation),
+            rack_id=settings.rack,
+        )
+        request = session.request(fetched, base)
+        names.pop(ZERO_UUID, None)
+
+        def on_response(response: Response[FetchResponse]) -> None:
+            self._on_response(response, session, requested, names)
+
+        self._in_flight[node_id] = bytes_max
+        low = 4 if settings.isolation is Isolation.READ_COMMITTED else 0
+        versions = (max(low, session.versions[0]), session.versions[1])
+        timeout_ms = settings.request_timeout_ms + settings.max_wait_ms
+        self._client.send(node_id, Request.of(request, on_response, timeout_ms, versions), now)
+
+    # -- responses -----------------------------------------------------------------------------
+
+    def _on_response(
+        self,
+        response: Response[FetchResponse],
+        session: FetchSession,
+        requested: dict[TopicPartition, AssignedPartition],
+        names: dict[bytes, str],
+    ) -> None:
+        self._in_flight.pop(response.node_id, None)
+        self.wake()
+        now, message = self._clock.monotonic_ms(), response.message
+        if message is None:
+            session.reset()
+            self._updater.metadata.request_update()
+            for partition in requested.values():
+                partition.preferred_replica = None
+            return
+        if message.error_code:
+            self._session_failed(session, requested, message.error_code, now)
+            return
+        session.succeeded(message.session_id)
+        size = 0
+        assignment = self._assignment()
+        for topic in message.responses:
+            name = topic.topic or names.get(topic.topic_id, "")
+            for data in topic.partitions:
+                known = requested.get(TopicPartition(name, data.partition_index))
+                if known is None:
+                    self._log.warning(
+                        "node %d returned partition %d of topic %r (id %s), which was not requested: ignored",
+                        response.node_id,
+                        data.partition_index,
+                        name,
+                        topic.topic_id.hex(),
+                    )
+                elif assignment.is_current(known):  # else it was moved by a seek, or revoked
+                    size += self._on_partition(known, data, response.node_id, message.node_endpoints, now)
+        if self._observer is not None:
+            self._observer.fetched(size, response.latency_ms, response.throttle_ms)
+        if size:
+            self._on_data()
+
+    def _session_failed(
+        self, session: FetchSession, requested: dict[TopicPartition, AssignedPartition], code: int, now: float
+    ) -> None:
+        session.failed(code)
+        if code in SESSION_ERRORS:
+            self._log.debug("fetch session: error code %d; starting a new one", code)
+            if code not in (Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOCH):
+                self._updater.metadata.request_update()
+            return
+        for partition in requested.values():
+            self._failed(partition, code, now)
+
+    def _on_partition(
+        self,
+        partition: AssignedPartition,
+        data: PartitionData,
+        node_id: int,
+        endpoints: Sequence[NodeEndpoint],
+        now: float,
+    ) -> int:
+        """Handle the data of a partition; returns the number of bytes."""
+        code = data.error_code
+        if code:
+            if code == Code.OFFSET_OUT_OF_RANGE:
+                self._out_of_range(partition, node_id, now)
+            else:
+                partition.preferred_replica = None
+                self._updater.set_leader(*partition.name, data.current_leader, endpoints)
+                self._failed(partition, code, now)
+            return 0
+        partition.failing_since_ms = None
+        partition.watermarks = Watermarks(data.log_start_offset, data.last_stable_offset, data.high_watermark)
+        if data.preferred_read_replica >= 0:
+            partition.preferred_replica = data.preferred_read_replica
+            partition.preferred_until_ms = now + self._settings.preferred_replica_ms
+        records = data.records
+        if not records:
+            return 0
+        assert isinstance(records, bytes | bytearray | memoryview)
+        committed_only = self._settings.isolation is Isolation.READ_COMMITTED
+        aborted = (data.aborted_transactions or ()) if committed_only else None
+        try:
+            next_offset, epoch = end_of_data(records)
+        except WireError as error:
+            self._on_error(partition, located(error, partition.name, partition.fetch_offset))
+            return 0
+        if next_offset < 0:
+            self._on_error(
+                partition,
+                RecordTooLargeError(
+                    f"{partition.name} at offset {partition.fetch_offset}: the next batch is larger than "
+                    f"max.partition.fetch.bytes ({self._settings.partition_bytes_max}), which this broker does not "
+                    "exceed: raise it"
+                ),
+            )
+            return 0
+        self._buffer.put(visible(records, partition, aborted))
+        partition.fetch_offset = max(partition.fetch_offset, next_offset)
+        partition.epoch = epoch if epoch >= 0 else partition.epoch
+        return len(records)
+
+    def _out_of_range(self, partition: AssignedPartition, node_id: int, now: float) -> None:
+        if partition.preferred_replica is not None and node_id != self._updater.metadata.cluster.leader(
+            *partition.name
+        ):
+            partition.preferred_replica = None  # a follower may lag behind, so the leader decides
+        elif partition.position != partition.fetch_offset:
+            partition.retry_at_ms = now + DRAIN_WAIT_MS  # the application has records before the offset
+        else:
+            self._log.info("%s has no offset %d: resetting it", partition.name, partition.fetch_offset)
+            partition.reset_time = None
+            partition.state = PositionState.RESET
+            partition.watermarks = Watermarks()
+            self._on_reset()
+
+    def _failed(self, partition: AssignedPartition, code: int, now: float) -> None:
+        """Retry later with the current leader, or raise the error in `poll`."""
+        partition.retry_at_ms = now + self._settings.retry_backoff_ms
+        if code in TOPIC_MAY_COME:
+            if partition.failing_since_ms is None:
+                partition.failing_since_ms = now
+            elif now - partition.failing_since_ms >= MISSING_MS_MAX:
+                partition.failing_since_ms = None
+                text = f"{partition.name} has been missing for {MISSING_MS_MAX / 1000:g} s: was its topic deleted?"
+                self._on_error(partition, BrokerError(text, code=code))
+        elif code not in TRY_AGAIN and code != Code.UNKNOWN_SERVER_ERROR:
+            self._on_error(partition, BrokerError(f"fetch of {partition.name}", code=code))
+            return
+        self._updater.metadata.request_update()

@@ -1,0 +1,230 @@
+"""All consumer options of Kafka 4.3.
+
+Names, types, defaults and ranges are Kafka's, except:
+
+    key.deserializer, value.deserializer   default to bytes, instead of being required
+    options shared with the producer       see `headrace.config.client_options`
+    `no_effect`                            marks options without a meaning here; setting one logs a warning, once
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from headrace.config import Between, NotEmpty, OneOf, Option, Options
+from headrace.config.client_options import COMMON_OPTIONS, FROM_0, INERT_SASL_OPTIONS, SASL_OPTIONS
+from headrace.config.tls_options import TLS_OPTIONS
+
+BY_DURATION = "by_duration"
+_ISO_DURATION = re.compile(
+    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d{1,9})?)S)?)?",
+    re.ASCII,
+)
+_SECONDS = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+
+
+def duration_ms(text: str) -> int | None:
+    """Return the milliseconds of an ISO 8601 duration of days and smaller units, as Java's; None if it is none."""
+    match = _ISO_DURATION.fullmatch(text.upper())
+    if match is None or not any(match.groupdict().values()) or text.upper().endswith("T"):
+        return None
+    return int(sum(float(value) * _SECONDS[unit] for unit, value in match.groupdict().items() if value) * 1000)
+
+
+class _ResetPolicy:
+    """Accepts earliest, latest, none and by_duration:<ISO 8601 duration>."""
+
+    def __call__(self, value: object) -> object:
+        text = str(value)
+        if text.lower() in ("earliest", "latest", "none"):
+            return text.lower()
+        kind, _, duration = text.partition(":")
+        if kind.lower() != BY_DURATION or duration_ms(duration) is None:
+            raise ValueError(str(self))
+        return f"{BY_DURATION}:{duration}"
+
+    def __str__(self) -> str:
+        return "earliest, latest, none or by_duration:PnDTnHnMn.nS"
+
+
+ISOLATION_LEVEL = Option(
+    "isolation.level",
+    "str",
+    "read_uncommitted",
+    "Whether records of open and aborted transactions are returned (read_uncommitted) or not (read_committed).",
+    OneOf("read_committed", "read_uncommitted", ignore_case=True),
+)
+API_TIMEOUT = Option(
+    "default.api.timeout.ms",
+    "int",
+    60_000,
+    "The time limit of calls without a timeout of their own, including retries.",
+    FROM_0,
+)
+FETCH_OPTIONS = (
+    Option(
+        "fetch.min.bytes",
+        "int",
+        1,
+        "A broker responds when it has this much, or after fetch.max.wait.ms.",
+        FROM_0,
+        "high",
+    ),
+    Option("fetch.max.wait.ms", "int", 500, "The longest that a broker waits for fetch.min.bytes.", FROM_0, "low"),
+    Option(
+        "fetch.max.bytes",
+        "int",
+        50 * 1024 * 1024,
+        "The most that one response has, for all partitions; the first batch is sent even if it is larger. A consumer "
+        "buffers no more than this.",
+        Between(1),
+    ),
+    Option(
+        "max.partition.fetch.bytes",
+        "int",
+        1024 * 1024,
+        "The most that one response has of a partition; the first batch is sent even if it is larger.",
+        Between(1),
+        "high",
+    ),
+)
+
+_GROUP = (
+    Option(
+        "group.id",
+        "str",
+        None,
+        "The consumer group: its members share the partitions of the subscribed topics, and their committed offsets.",
+        NotEmpty(),
+        "high",
+    ),
+    Option(
+        "group.instance.id",
+        "str",
+        None,
+        "Makes the consumer a static member: it may restart within session.timeout.ms without a rebalance.",
+        NotEmpty(),
+    ),
+    Option(
+        "group.protocol",
+        "str",
+        "classic",
+        "The protocol of the group: classic, or consumer (KIP-848), which is not supported yet: it is an error.",
+        OneOf("classic", "consumer", ignore_case=True),
+        "high",
+    ),
+    Option(
+        "group.remote.assignor",
+        "str",
+        None,
+        "With group.protocol=consumer: the assignor of the broker, uniform or range; by default, the broker's choice.",
+    ),
+    Option(
+        "partition.assignment.strategy",
+        "list",
+        ("range", "cooperative-sticky"),
+        "With group.protocol=classic: the assignors that this member supports, the preferred one first: range, "
+        "roundrobin, sticky, cooperative-sticky, or the names of Java's classes.",
+        NotEmpty(),
+    ),
+    Option(
+        "session.timeout.ms",
+        "int",
+        45_000,
+        "The time without heartbeats after which the coordinator removes the member from the group.",
+        Between(1),
+        "high",
+    ),
+    Option(
+        "heartbeat.interval.ms",
+        "int",
+        3000,
+        "The time between heartbeats, which the I/O thread sends. At most a third of session.timeout.ms is usual.",
+        Between(1),
+        "high",
+    ),
+    Option(
+        "max.poll.interval.ms",
+        "int",
+        300_000,
+        "The time between two polls after which the member leaves the group: the application is considered stuck.",
+        Between(1),
+    ),
+    Option("max.poll.records", "int", 500, "The most records that one `poll` returns.", Between(1)),
+    Option("enable.auto.commit", "bool", True, "Commit the positions of returned records in the background."),
+    Option("auto.commit.interval.ms", "int", 5000, "The time between two automatic commits.", FROM_0, "low"),
+    Option(
+        "auto.offset.reset",
+        "str",
+        "latest",
+        "Where to start without a committed offset, or when the offset does not exist any more: earliest, latest, "
+        "by_duration:PT1H (an hour ago), or none, which raises an error.",
+        _ResetPolicy(),
+    ),
+    Option(
+        "client.rack",
+        "str",
+        "",
+        "The rack of this consumer: brokers may name a replica in it to fetch from (KIP-392).",
+        None,
+        "low",
+    ),
+    Option(
+        "allow.auto.create.topics",
+        "bool",
+        True,
+        "Let brokers create subscribed topics that do not exist, if they are configured to.",
+    ),
+    Option(
+        "exclude.internal.topics", "bool", True, "Whether a pattern does not match internal topics.", None, "medium"
+    ),
+    Option(
+        "check.crcs", "bool", True, "Verify checksums.", None, "low", "checksums are always verified, at little cost"
+    ),
+    Option(
+        "internal.throw.on.fetch.stable.offset.unsupported",
+        "bool",
+        False,
+        "Fail if a broker does not return stable offsets.",
+        None,
+        "low",
+        "brokers from 2.5 on support it",
+    ),
+    Option("share.acknowledgement.mode", "str", None, "Of share groups.", None, "low", "it is for share groups"),
+    Option("share.acquire.mode", "str", None, "Of share groups.", None, "low", "it is for share groups"),
+)
+
+_PLUGINS = (
+    Option("key.deserializer", "class", "bytes", "The deserializer of keys.", None, "high"),
+    Option("value.deserializer", "class", "bytes", "The deserializer of values.", None, "high"),
+    Option(
+        "interceptor.classes",
+        "classes",
+        (),
+        "Plug-ins that see every record before the application.",
+        None,
+        "low",
+        "consumers have no interceptors yet: wrap `poll`",
+    ),
+)
+
+_NO_METRICS = "consumers have no metrics yet; `lag` returns the lag of a partition"
+# The live view shows producers only.
+_COMMON = tuple(
+    replace(option, no_effect=_NO_METRICS) if option.name.startswith(("metric.", "metrics.")) else option
+    for option in COMMON_OPTIONS
+    if not option.name.startswith("view.")
+)
+
+CONSUMER_OPTIONS = Options(
+    *_COMMON,
+    ISOLATION_LEVEL,
+    API_TIMEOUT,
+    *FETCH_OPTIONS,
+    *_GROUP,
+    *_PLUGINS,
+    *SASL_OPTIONS,
+    *INERT_SASL_OPTIONS,
+    *TLS_OPTIONS,
+)

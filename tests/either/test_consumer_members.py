@@ -1,0 +1,335 @@
+"""Consumer groups on Apache Kafka and on the headrace broker: ours alone, and with librdkafka and kafka-python."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+
+import confluent_kafka
+import kafka as kafka_python
+import pytest
+
+from headrace import (
+    CommitFailedError,
+    Consumer,
+    ConsumerRecord,
+    FencedInstanceIdError,
+    IllegalStateError,
+    InconsistentGroupProtocolError,
+    OffsetAndMetadata,
+    Producer,
+    RebalanceListener,
+    TopicPartition,
+)
+
+SECONDS_MAX = 30.0
+STRATEGIES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
+Seen = tuple[int, int]
+
+
+def unique(what: str) -> str:
+    return f"{what}-{uuid.uuid4().hex[:8]}"
+
+
+def fill(broker, count: int, partitions: int) -> str:
+    topic = unique("grouped")
+    broker.create_topic(topic, partitions)
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        for i in range(count):
+            producer.send(topic, f"value {i}".encode(), partition=i % partitions)
+    return topic
+
+
+def open_member(broker, group: str, **options) -> Consumer:
+    defaults = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
+    return Consumer(bootstrap_servers=broker.bootstrap, group_id=group, **{**defaults, **options})
+
+
+class Log(RebalanceListener):
+    """Notes what the group does."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def on_assigned(self, partitions):
+        self.calls.append(("assigned", [tp.partition for tp in partitions]))
+
+    def on_revoked(self, partitions):
+        self.calls.append(("revoked", [tp.partition for tp in partitions]))
+
+    def on_lost(self, partitions):
+        self.calls.append(("lost", [tp.partition for tp in partitions]))
+
+
+def poll_until(condition: Callable[[], object], *consumers: Consumer) -> list[ConsumerRecord]:
+    """Poll all consumers in turn until a condition is true; returns the records."""
+    out: list[ConsumerRecord] = []
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        for consumer in consumers:
+            out += consumer.poll(0.05)
+    return out
+
+
+@pytest.mark.behaviour("C02")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_members_share_the_partitions_and_take_over(either, strategy):
+    topic, group = fill(either, 600, 6), unique("group")
+    log = Log()
+    with open_member(either, group, partition_assignment_strategy=strategy) as first:
+        first.subscribe([topic], listener=log)
+        records: list[ConsumerRecord] = []
+        records += poll_until(lambda: len(first.assignment()) == 6, first)
+        with open_member(either, group, partition_assignment_strategy=strategy) as second:
+            second.subscribe([topic])
+            records += poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 3, first, second)
+            assert not first.assignment() & second.assignment()
+            while len(records) < 600:
+                records += poll_until(lambda: True) + first.poll(0.05) + second.poll(0.05)
+        records += poll_until(lambda: len(first.assignment()) == 6, first)
+    assert max(Counter((record.partition, record.offset) for record in records).values()) == 1
+    assert len(records) == 600
+    if strategy == "cooperative-sticky":  # only what moves is revoked
+        assert [len(partitions) for call, partitions in log.calls if call == "revoked"] == [3, 6]
+
+
+@pytest.mark.behaviour("C02")
+def test_a_pattern_follows_new_topics(either):
+    prefix, group = unique("matched"), unique("group")
+    either.create_topic(f"{prefix}-a", 1)
+    with open_member(either, group, metadata_max_age_ms=300) as consumer:
+        consumer.subscribe(pattern=f"{prefix}-.*")
+        poll_until(lambda: consumer.assignment() == {(f"{prefix}-a", 0)}, consumer)
+        either.create_topic(f"{prefix}-b", 2)
+        poll_until(lambda: len(consumer.assignment()) == 3, consumer)
+        assert consumer.subscription() == {f"{prefix}-a", f"{prefix}-b"}
+
+
+@pytest.mark.behaviour("C02")
+def test_a_static_member_restarts_without_a_rebalance(either):
+    topic, group = fill(either, 10, 2), unique("group")
+    with open_member(either, group) as other:
+        other.subscribe([topic])
+        restarted = open_member(either, group, group_instance_id="one")
+        restarted.subscribe([topic])
+        poll_until(lambda: len(restarted.assignment()) == len(other.assignment()) == 1, other, restarted)
+        generation, assigned = other.group_metadata().generation_id, restarted.assignment()
+        restarted.close()
+        with open_member(either, group, group_instance_id="one") as again:
+            again.subscribe([topic])
+            poll_until(lambda: again.assignment() == assigned, other, again)
+            assert other.group_metadata().generation_id == generation
+
+
+@pytest.mark.behaviour("C02")
+def test_a_second_static_member_fences_the_first(either):
+    topic, group = fill(either, 2, 1), unique("group")
+    with (
+        open_member(either, group, group_instance_id="one") as first,
+        open_member(either, group, group_instance_id="one") as second,
+    ):
+        first.subscribe([topic])
+        poll_until(first.assignment, first)
+        second.subscribe([topic])
+        poll_until(second.assignment, second)
+        with pytest.raises(FencedInstanceIdError):
+            poll_until(lambda: False, first)
+
+
+def test_members_without_a_common_assignor_are_refused(either):
+    topic, group = fill(either, 2, 1), unique("group")
+    with (
+        open_member(either, group, partition_assignment_strategy="range") as first,
+        open_member(either, group, partition_assignment_strategy="sticky") as second,
+    ):
+        first.subscribe([topic])
+        poll_until(first.assignment, first)
+        second.subscribe([topic])
+        with pytest.raises(InconsistentGroupProtocolError):
+            poll_until(lambda: False, second)
+
+
+@pytest.mark.behaviour("C04")
+def test_offsets_are_committed_sync_async_and_for_single_partitions(either):
+    topic, group = fill(either, 100, 2), unique("group")
+    names = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+    with open_member(either, group, enable_auto_commit=False) as consumer:
+        consumer.assign(names)
+        assert consumer.committed(names) == {}
+        records = poll_until(lambda: consumer.positions().get(names[0]) == 50, consumer)
+        assert records
+        consumer.commit({names[1]: OffsetAndMetadata(7, "note")})
+        assert {tp: row[:2] for tp, row in consumer.committed(names).items()} == {names[1]: (7, "note")}
+        poll_until(lambda: consumer.positions() == dict.fromkeys(names, 50), consumer)
+        consumer.commit()
+        assert {tp: row.offset for tp, row in consumer.committed(names).items()} == dict.fromkeys(names, 50)
+        done: list[object] = []
+        consumer.commit_async({names[0]: 3}, lambda offsets, error: done.append((dict(offsets), error)))
+        poll_until(lambda: done, consumer)
+        assert done == [({names[0]: OffsetAndMetadata(3)}, None)]
+        assert consumer.committed(names[:1])[names[0]].offset == 3
+    with open_member(either, group) as consumer:
+        consumer.assign(names[:1])
+        assert consumer.position(names[0]) == 3
+
+
+@pytest.mark.behaviour("C04")
+def test_positions_are_committed_automatically_while_polling_and_at_close(either):
+    topic, group = fill(either, 100, 1), unique("group")
+    tp = TopicPartition(topic, 0)
+    with open_member(either, group, auto_commit_interval_ms=100, max_poll_records=10) as consumer:
+        consumer.subscribe([topic])
+        poll_until(lambda: consumer.positions().get(tp, 0) >= 50, consumer)
+        deadline = time.monotonic() + SECONDS_MAX
+        with open_member(either, group, enable_auto_commit=False) as watcher:
+            while not watcher.committed([tp]):
+                assert time.monotonic() < deadline
+                consumer.poll(0.05, max_records=1)
+        last = consumer.position(tp)
+    with open_member(either, group) as consumer:
+        assert consumer.committed([tp])[tp].offset == last
+
+
+@pytest.mark.behaviour("C06")
+def test_a_member_that_works_keeps_its_partitions(kafka):
+    topic, group = fill(kafka, 10, 1), unique("group")
+    with open_member(kafka, group, session_timeout_ms=6000, heartbeat_interval_ms=500) as consumer:
+        consumer.subscribe([topic])
+        poll_until(consumer.assignment, consumer)
+        generation = consumer.group_metadata().generation_id
+        threading.Event().wait(7)  # longer than the session
+        consumer.commit()
+        assert consumer.group_metadata().generation_id == generation
+
+
+@pytest.mark.behaviour("C06")
+def test_a_member_that_does_not_poll_leaves_and_joins_again(either):
+    topic, group = fill(either, 10, 1), unique("group")
+    log = Log()
+    with (
+        open_member(either, group, max_poll_interval_ms=1000, enable_auto_commit=False) as stuck,
+        open_member(either, group) as other,
+    ):
+        stuck.subscribe([topic], listener=log)
+        poll_until(stuck.assignment, stuck)
+        other.subscribe([topic])
+        poll_until(other.assignment, other)  # only `other` is polled
+        with pytest.raises(CommitFailedError):
+            stuck.commit({TopicPartition(topic, 0): 1})
+        other.close()
+        poll_until(lambda: log.calls == [("assigned", [0]), ("lost", [0]), ("assigned", [0])], stuck)
+
+
+class _Peer:
+    """Another project's consumer in the same group, polled by a thread."""
+
+    def __init__(self, poll: Callable[[], list[Seen]], close: Callable[[], object]) -> None:
+        self.seen: list[Seen] = []
+        self._poll, self._close = poll, close
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.seen += self._poll()
+        self._close()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(SECONDS_MAX)
+
+
+def librdkafka_member(broker, group: str, topic: str, strategy: str) -> _Peer:
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": strategy,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 200,
+        }
+    )
+    consumer.subscribe([topic])
+
+    def poll() -> list[Seen]:
+        messages = consumer.consume(100, 0.1)
+        return [(m.partition() or 0, m.offset() or 0) for m in messages if m.error() is None]
+
+    return _Peer(poll, consumer.close)
+
+
+def kafka_python_member(broker, group: str, topic: str, strategy: str) -> _Peer:
+    from kafka.coordinator.assignors.range import RangePartitionAssignor
+    from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+
+    assignor = {"range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor}[strategy]
+    consumer = kafka_python.KafkaConsumer(
+        topic,
+        bootstrap_servers=broker.bootstrap,
+        group_id=group,
+        auto_offset_reset="earliest",
+        partition_assignment_strategy=[assignor],
+        session_timeout_ms=6000,
+        heartbeat_interval_ms=200,
+    )
+
+    def poll() -> list[Seen]:
+        polled = consumer.poll(timeout_ms=100)
+        return [(record.partition, record.offset) for records in polled.values() for record in records]
+
+    return _Peer(poll, consumer.close)
+
+
+@pytest.mark.behaviour("C02")
+@pytest.mark.parametrize(
+    ("join", "strategy"),
+    [
+        (librdkafka_member, "range"),
+        (librdkafka_member, "roundrobin"),
+        (librdkafka_member, "cooperative-sticky"),
+        (kafka_python_member, "range"),
+    ],
+    ids=["librdkafka-range", "librdkafka-roundrobin", "librdkafka-cooperative", "kafka-python-range"],
+)
+@pytest.mark.parametrize("ours_first", [True, False], ids=["ours-leads", "theirs-leads"])
+def test_one_group_with_other_clients_reads_each_record_once(either, join, strategy, ours_first):
+    topic, group = fill(either, 0, 4), unique("group")
+    ours: list[Seen] = []
+    with open_member(either, group, partition_assignment_strategy=strategy) as consumer:
+        peer = None if ours_first else join(either, group, topic, strategy)
+        try:
+            consumer.subscribe([topic])
+            poll_until(lambda: len(consumer.assignment()) == (4 if ours_first else 2), consumer)
+            peer = peer or join(either, group, topic, strategy)
+            poll_until(lambda: len(consumer.assignment()) == 2, consumer)
+            with Producer(bootstrap_servers=either.bootstrap) as producer:
+                for i in range(400):
+                    producer.send(topic, b"v", partition=i % 4)
+            deadline = time.monotonic() + SECONDS_MAX
+            while len(ours) + len(peer.seen) < 400:
+                assert time.monotonic() < deadline, f"{len(ours)} + {len(peer.seen)} of 400"
+                ours += [(record.partition, record.offset) for record in consumer.poll(0.05)]
+            assert len(ours) == 200
+            assert max(Counter(ours + peer.seen).values()) == 1
+        finally:
+            if peer is not None:
+                peer.stop()
+        poll_until(lambda: len(consumer.assignment()) == 4, consumer)
+
+
+def test_calls_that_contradict_the_subscription_are_errors(either):
+    with Consumer(bootstrap_servers=either.bootstrap) as consumer:
+        with pytest.raises(IllegalStateError, match="needs a group"):
+            consumer.subscribe(["t"])
+        with pytest.raises(IllegalStateError, match="needs a group"):
+            consumer.commit()
+    with open_member(either, unique("group")) as consumer:
+        consumer.subscribe([unique("t")])
+        with pytest.raises(IllegalStateError, match="call unsubscribe"):
+            consumer.assign([TopicPartition("t", 0)])
