@@ -158,13 +158,13 @@ def test_an_invalid_client_software_name_is_rejected(connection):
         assert connection.call(bad, 3).error_code == Code.INVALID_REQUEST
 
 
-def test_features_have_transaction_version_2_and_no_group_version(connection):
+def test_features_have_the_versions_of_transactions_and_groups(connection):
     about = ApiVersionsRequest(client_software_name="x", client_software_version="1")
     for version in (3, 4):
         response = connection.call(about, version)
         finalized = {row.name: row.max_version_level for row in response.finalized_features}
         assert finalized["transaction.version"] == 2
-        assert "group.version" not in finalized
+        assert finalized["group.version"] == 1
         assert response.finalized_features_epoch >= 0
         # Clients of version 3 cannot read a lowest level of 0 (KAFKA-17492).
         assert ("transaction.version" in {row.name for row in response.supported_features}) == (version == 4)
