@@ -15,9 +15,11 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types
 
+from headrace.broker import EmbeddedBroker
+from headrace.client.registry import SchemaRegistryClient
 from headrace.errors import ConfigError
 from headrace.producer.interceptors import ProducerInterceptor
-from headrace.schema import framing
+from headrace.schema import Schema, framing
 from headrace.spark import format_options, sink
 from headrace.spark.arrow_types import arrow_type
 from headrace.spark.columns import ColumnPlan
@@ -165,6 +167,16 @@ def test_a_schema_is_derived_and_registered_if_that_is_allowed(options, headrace
     schema = json.loads(registry.schemas[schema_id]["schema"])
     assert [field["name"] for field in schema["fields"]] == ["id", "state", "note"]
     assert decoded(sent[bare][1]["value"], schema) == (schema_id, ROWS[1])
+
+
+def test_a_derived_schema_that_is_incompatible_names_the_remedies(options, headrace_broker):
+    bare = headrace_broker.create_topic(unique("bare"))
+    with EmbeddedBroker(schema_registry=True) as box:
+        other = Schema(json.dumps({**SCHEMA, "name": "Other"}))
+        SchemaRegistryClient(box.schema_registry_url).register(f"{bare}-value", other)
+        given = options(topic=bare, schema__auto__register="true", schema__registry__url=box.schema_registry_url)
+        with pytest.raises(PlanError, match=r"(?s)NAME_MISMATCH.*writer\.schema=latest.*value\.record\.name"):
+            prepare(given, ROWS)
 
 
 def test_a_version_or_a_text_can_be_chosen(options, topic, registry):

@@ -75,6 +75,11 @@ def find_writer_schemas(formats: FormatOptions, schema: StructType, topic: str |
         except SchemaError as error:
             option = "writer.schema" if role == "value" else "key.writer.schema"
             remedy = f"Change the column (cast, rename or add fields), or the schema ({option})"
+            if isinstance(error, IncompatibleSchemaError) and settings.writer is None:  # derived from the column
+                remedy = (
+                    f"The schema was derived from the column. Write with the one of the topic ({option}=latest), name "
+                    f"the record as it does ({role}.record.name), or make new fields nullable"
+                )
             raise PlanError(
                 f"column {role!r} of type {column.dataType.simpleString()[:500]} cannot be written: {error}. {remedy}"
             ) from error
