@@ -57,6 +57,8 @@ def rig(tmp_path: Path) -> Rig:
 def test_every_option_has_its_default(rig) -> None:
     entries = {entry.option.name: entry for entry in rig.configurations.of_topic("orders")}
     assert entries.keys() == {name for name in TOPIC_OPTIONS if not name.startswith("internal.")}
+    # As in Apache Kafka with KIP-966: an option of all brokers.
+    assert entries.pop("min.insync.replicas").source == ConfigSource.DYNAMIC_DEFAULT_BROKER
     assert all(entry.source == ConfigSource.DEFAULT for entry in entries.values())
     assert {entry.option.name for entry in rig.configurations.of_broker(str(NODE))} == BROKER_OPTIONS.keys()
 

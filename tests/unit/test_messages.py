@@ -17,6 +17,7 @@ from headrace.errors import (
     ERROR_CODES,
     BrokerError,
     ConfigError,
+    DeserializationError,
     HeadraceError,
     MalformedError,
     SerializationError,
@@ -711,6 +712,7 @@ def test_every_error_survives_pickling_with_its_attributes():
     samples = {
         MalformedError: MalformedError("expected 4 bytes, 2 left", offset=17),
         SerializationError: SerializationError("no", topic="t", serializer="StrSerializer", value_type="int"),
+        DeserializationError: DeserializationError("no", topic="t", partition=0, offset=7, deserializer="json"),
     }
     tree = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, HeadraceError)]
     assert len(tree) >= 7
