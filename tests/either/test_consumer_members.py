@@ -1,12 +1,15 @@
-"""Consumer groups on Apache Kafka and on the headrace broker: ours alone, and with librdkafka and kafka-python."""
+"""Consumer groups on Apache Kafka and on the headrace broker: ours alone, and with clients of Java, C and Python."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import confluent_kafka
 import kafka as kafka_python
@@ -24,8 +27,10 @@ from headrace import (
     RebalanceListener,
     TopicPartition,
 )
+from tests.support.peers.java import SHORT_LIVED, java_command
 
 SECONDS_MAX = 30.0
+KAFKA_VERSION = "4.3.0"
 STRATEGIES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
 Seen = tuple[int, int]
 
@@ -321,6 +326,56 @@ def test_one_group_with_other_clients_reads_each_record_once(either, join, strat
             if peer is not None:
                 peer.stop()
         poll_until(lambda: len(consumer.assignment()) == 4, consumer)
+
+
+class _JavaMember:
+    """Java's VerifiableConsumer in the same group; `seen` has what it has read."""
+
+    def __init__(self, jars: Path, arguments: list[str]) -> None:
+        command = java_command(jars, "org.apache.kafka.tools.VerifiableConsumer", *arguments, options=SHORT_LIVED)
+        self.seen: list[Seen] = []
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8")
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line) if line.startswith("{") else {}
+            if event.get("name") == "record_data":
+                self.seen.append((event["partition"], event["offset"]))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(SECONDS_MAX)
+        self._thread.join(SECONDS_MAX)
+
+
+@pytest.mark.behaviour("C02")
+def test_a_group_with_java_reads_each_record_once_and_survives_its_kill(either, kafka_jars):
+    topic, group = fill(either, 0, 4), unique("group")
+    ours: list[Seen] = []
+    assignor = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+    arguments = ["--bootstrap-server", either.bootstrap, "--topic", topic, "--group-id", group, "--verbose"]
+    arguments += ["--session-timeout", "6000", "--reset-policy", "earliest", "--assignment-strategy", assignor]
+    with open_member(either, group, partition_assignment_strategy="cooperative-sticky") as consumer:
+        consumer.subscribe([topic])
+        poll_until(lambda: len(consumer.assignment()) == 4, consumer)
+        peer = _JavaMember(kafka_jars(KAFKA_VERSION), arguments)
+        try:
+            poll_until(lambda: len(consumer.assignment()) == 2, consumer)
+            with Producer(bootstrap_servers=either.bootstrap) as producer:
+                for i in range(400):
+                    producer.send(topic, b"v", partition=i % 4)
+            deadline = time.monotonic() + SECONDS_MAX
+            while len(ours) + len(peer.seen) < 400:
+                assert time.monotonic() < deadline, f"{len(ours)} + {len(peer.seen)} of 400"
+                ours += [(record.partition, record.offset) for record in consumer.poll(0.05)]
+            assert len(ours) == 200
+            assert max(Counter(ours + peer.seen).values()) == 1
+        finally:
+            peer.kill()
+        poll_until(lambda: len(consumer.assignment()) == 4, consumer)  # after the session timeout
 
 
 def test_calls_that_contradict_the_subscription_are_errors(either):
