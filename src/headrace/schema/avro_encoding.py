@@ -9,13 +9,11 @@ Times of another unit are converted: to a coarser one rounding down, as Spark do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
 from headrace.errors import SchemaError
 from headrace.schema._avro.layout import EncodeOp, zigzag
-from headrace.schema._plan.layout import EncodeNode, decimal_limit
+from headrace.schema._plan.layout import decimal_limit
 from headrace.schema.avro_defaults import encode_default
 from headrace.schema.avro_schema import (
     ArrayType,
@@ -59,7 +57,7 @@ class _Planner:
         if isinstance(schema, ArrayType) and pa.types.is_list(data_type):
             items, item_type = self._plan.add_source(column, "values", data_type.value_type)
             child = self._value(schema.items, items, item_type, f"{path}[]")
-            return self._add(EncodeOp.ARRAY, column, path, children=[child])
+            return self._plan.add_node(EncodeOp.ARRAY, column, path, children=[child])
         if isinstance(schema, MapType) and pa.types.is_map(data_type):
             keys, key_type = self._plan.add_source(column, "keys", data_type.key_type)
             items, item_type = self._plan.add_source(column, "items", data_type.item_type)
@@ -67,10 +65,10 @@ class _Planner:
                 self._value(PrimitiveType("string"), keys, key_type, f"{path}{{}}"),
                 self._value(schema.values, items, item_type, f"{path}{{}}"),
             ]
-            return self._add(EncodeOp.MAP, column, path, children=children)
+            return self._plan.add_node(EncodeOp.MAP, column, path, children=children)
         if isinstance(schema, EnumType) and pa.types.is_string(data_type):
             symbols = [self._plan.add_constant(symbol.encode()) for symbol in schema.symbols]
-            return self._add(EncodeOp.ENUM, column, path, children=symbols)
+            return self._plan.add_node(EncodeOp.ENUM, column, path, children=symbols)
         if isinstance(schema, FixedType):
             return self._fixed(schema, column, data_type, path)
         if isinstance(schema, PrimitiveType):
@@ -80,7 +78,7 @@ class _Planner:
     def _union(self, schema: UnionType, column: int, data_type: pa.DataType, path: str) -> int:
         null_index, members = schema.null_index, schema.members
         if pa.types.is_null(data_type) and null_index >= 0:
-            return self._add(EncodeOp.CONSTANT, column, path, self._plan.add_constant(zigzag(null_index)))
+            return self._plan.add_node(EncodeOp.CONSTANT, column, path, self._plan.add_constant(zigzag(null_index)))
         if len(members) > 1 and pa.types.is_struct(data_type):
             names = [entry.name for entry in data_type]
             if names == [f"member{i}" for i in range(len(members))]:
@@ -88,8 +86,8 @@ class _Planner:
                 for i, index in enumerate(members):
                     member, member_type = self._plan.add_source(column, i, data_type.field(i).type)
                     child = self._value(schema.branches[index], member, member_type, path)
-                    children.append(self._add(EncodeOp.BRANCH, member, path, index, [child]))
-                return self._add(EncodeOp.MEMBERS, column, path, null_index, children)
+                    children.append(self._plan.add_node(EncodeOp.BRANCH, member, path, index, [child]))
+                return self._plan.add_node(EncodeOp.MEMBERS, column, path, null_index, children)
         for index in members:
             before = len(self._plan.nodes), len(self._plan.sources)
             try:
@@ -100,8 +98,8 @@ class _Planner:
                 del self._plan.nodes[before[0] :], self._plan.paths[before[0] :], self._plan.sources[before[1] :]
                 continue
             if null_index < 0:
-                return self._add(EncodeOp.BRANCH, column, path, index, [child])
-            return self._add(EncodeOp.NULLABLE, column, path, null_index, [child], factors=(index, 1))
+                return self._plan.add_node(EncodeOp.BRANCH, column, path, index, [child])
+            return self._plan.add_node(EncodeOp.NULLABLE, column, path, null_index, [child], factors=(index, 1))
         raise self._error(schema, data_type, path)
 
     def _record(self, schema: RecordType, column: int, data_type: pa.DataType, path: str) -> int:
@@ -127,8 +125,8 @@ class _Planner:
                 )
             else:
                 constant = self._plan.add_constant(encode_default(entry.type, entry.default))
-                children.append(self._add(EncodeOp.CONSTANT, column, inner, constant))
-        return self._add(EncodeOp.RECORD, column, path, children=children)
+                children.append(self._plan.add_node(EncodeOp.CONSTANT, column, inner, constant))
+        return self._plan.add_node(EncodeOp.RECORD, column, path, children=children)
 
     def _fixed(self, schema: FixedType, column: int, data_type: pa.DataType, path: str) -> int:
         if schema.logical is not None and schema.logical.name == "decimal" and pa.types.is_decimal(data_type):
@@ -136,7 +134,7 @@ class _Planner:
         if pa.types.is_binary(data_type) or (
             pa.types.is_fixed_size_binary(data_type) and data_type.byte_width == schema.size
         ):
-            return self._add(EncodeOp.FIXED, column, path, schema.size)
+            return self._plan.add_node(EncodeOp.FIXED, column, path, schema.size)
         raise self._error(schema, data_type, path)
 
     def _decimal(self, schema: PrimitiveType | FixedType, column: int, data_type: pa.DataType, path: str) -> int:
@@ -146,8 +144,8 @@ class _Planner:
             raise self._error(schema, data_type, path)
         limit = self._plan.add_constant(decimal_limit(logical.precision))
         if isinstance(schema, FixedType):
-            return self._add(EncodeOp.DECIMAL_FIXED, column, path, schema.size, [limit])
-        return self._add(EncodeOp.DECIMAL_BYTES, column, path, 0, [limit])
+            return self._plan.add_node(EncodeOp.DECIMAL_FIXED, column, path, schema.size, [limit])
+        return self._plan.add_node(EncodeOp.DECIMAL_BYTES, column, path, 0, [limit])
 
     def _primitive(self, schema: PrimitiveType, column: int, data_type: pa.DataType, path: str) -> int:
         types, kind, logical = pa.types, schema.kind, schema.logical
@@ -155,37 +153,23 @@ class _Planner:
             op = EncodeOp.INT if kind == "int" else EncodeOp.LONG
             factors = _factors(logical.name if logical else "", data_type)
             if factors is not None:
-                return self._add(op, column, path, factors=factors)
+                return self._plan.add_node(op, column, path, factors=factors)
         elif kind == "null" and types.is_null(data_type):
-            return self._add(EncodeOp.NULL, column, path)
+            return self._plan.add_node(EncodeOp.NULL, column, path)
         elif kind == "boolean" and types.is_boolean(data_type):
-            return self._add(EncodeOp.BOOLEAN, column, path)
+            return self._plan.add_node(EncodeOp.BOOLEAN, column, path)
         elif kind == "float" and types.is_float32(data_type):
-            return self._add(EncodeOp.FLOAT, column, path)
+            return self._plan.add_node(EncodeOp.FLOAT, column, path)
         elif kind == "double" and types.is_float64(data_type):
-            return self._add(EncodeOp.DOUBLE, column, path)
+            return self._plan.add_node(EncodeOp.DOUBLE, column, path)
         elif kind == "double" and types.is_float32(data_type):
-            return self._add(EncodeOp.FLOAT_TO_DOUBLE, column, path)
+            return self._plan.add_node(EncodeOp.FLOAT_TO_DOUBLE, column, path)
         elif kind == "bytes" and logical is not None and types.is_decimal(data_type):
             return self._decimal(schema, column, data_type, path)
         elif kind in ("bytes", "string") and (types.is_string(data_type) or types.is_binary(data_type)):
             checked = kind == "string" and types.is_binary(data_type)
-            return self._add(EncodeOp.STRING if checked else EncodeOp.BYTES, column, path)
+            return self._plan.add_node(EncodeOp.STRING if checked else EncodeOp.BYTES, column, path)
         raise self._error(schema, data_type, path)
-
-    def _add(
-        self,
-        op: EncodeOp,
-        column: int,
-        path: str,
-        size: int = 0,
-        children: Sequence[int] = (),
-        *,
-        factors: tuple[int, int] = (1, 1),
-    ) -> int:
-        self._plan.nodes.append(EncodeNode(op, column, size, *factors, tuple(children)))
-        self._plan.paths.append(path)
-        return len(self._plan.nodes) - 1
 
     def _error(self, schema: AvroSchema, data_type: pa.DataType, path: str) -> SchemaError:
         where = f"column {path}: " if path else ""

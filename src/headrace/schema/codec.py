@@ -92,6 +92,21 @@ class EncodePlan:
         self.sources.append(ColumnSource(parent, child, None if readable == data_type else readable))
         return len(self.sources) - 1, readable
 
+    def add_node(
+        self,
+        op: IntEnum,
+        column: int,
+        path: str,
+        size: int = 0,
+        children: Sequence[int] = (),
+        *,
+        factors: tuple[int, int] = (1, 1),
+    ) -> int:
+        """Add a node for the field at `path`; return its index. `factors`: multiplier and divisor."""
+        self.nodes.append(EncodeNode(op, column, size, *factors, tuple(children)))
+        self.paths.append(path)
+        return len(self.nodes) - 1
+
     def add_constant(self, data: bytes) -> int:
         self.constants.append(data)
         return len(self.constants) - 1

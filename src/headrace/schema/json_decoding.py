@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from headrace.errors import SchemaError
 from headrace.schema._json.layout import MISSING_ERROR, MISSING_NULL, NULLABLE, PLAIN_NAMES, Op
-from headrace.schema._plan.layout import Node
+from headrace.schema._plan.layout import Node, decimal_limit
 from headrace.schema.codec import DecodePlan
 from headrace.schema.json_types import (
     TOKENS,
@@ -32,7 +32,6 @@ from headrace.schema.json_types import (
     json_bytes,
 )
 
-DECIMAL_BYTES = 32
 _SCALAR_OPS = {
     "null": Op.NULL,
     "boolean": Op.BOOLEAN,
@@ -54,11 +53,6 @@ def plan_decoding(schema: JsonSchema) -> DecodePlan:
 def token_bits(tokens: Sequence[str]) -> int:
     """Return a bit for each token, as the kernel checks them."""
     return sum(1 << TOKENS.index(token) for token in tokens)
-
-
-def decimal_limit(precision: int) -> bytes:
-    """Return the first absolute value with more digits, as the kernel compares it."""
-    return int(10**precision).to_bytes(DECIMAL_BYTES, "little")
 
 
 class _Planner:

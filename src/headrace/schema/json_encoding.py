@@ -10,15 +10,13 @@ A property whose value is null is left out if it is not required, unless its typ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
 from headrace.errors import SchemaError
 from headrace.schema._json.layout import EncodeOp, OnNull
-from headrace.schema._plan.layout import EncodeNode
+from headrace.schema._plan.layout import decimal_limit
 from headrace.schema.codec import EncodePlan
-from headrace.schema.json_decoding import decimal_limit, token_bits
+from headrace.schema.json_decoding import token_bits
 from headrace.schema.json_types import (
     ArrayType,
     JsonSchema,
@@ -54,30 +52,34 @@ class _Planner:
         """Add the nodes that encode the values of a column that are not null; return the index of the last."""
         types = pa.types
         if types.is_null(data_type) and schema.nullable:
-            return self._add(EncodeOp.NULL, column, path)
+            return self._plan.add_node(EncodeOp.NULL, column, path)
         if isinstance(schema, ScalarType):
             return self._scalar(schema, column, data_type, path)
         if isinstance(schema, TextType) and (types.is_string(data_type) or types.is_binary(data_type)):
             tokens = token_bits(schema.tokens) | (1 << 5 if schema.nullable else 0)
-            return self._add(EncodeOp.TEXT, column, path, tokens)
+            return self._plan.add_node(EncodeOp.TEXT, column, path, tokens)
         if isinstance(schema, ObjectType) and types.is_struct(data_type):
             return self._object(schema, column, data_type, path)
         if isinstance(schema, ArrayType) and types.is_list(data_type):
             items, item_type = self._plan.add_source(column, "values", data_type.value_type)
-            return self._add(EncodeOp.ARRAY, column, path, 0, [self._item(schema.items, items, item_type, f"{path}[]")])
+            return self._plan.add_node(
+                EncodeOp.ARRAY, column, path, 0, [self._item(schema.items, items, item_type, f"{path}[]")]
+            )
         if isinstance(schema, MapType) and types.is_map(data_type):
             inner = f"{path}{{}}"
             keys, key_type = self._plan.add_source(column, "keys", data_type.key_type)
             items, item_type = self._plan.add_source(column, "items", data_type.item_type)
             key = self.value(_STRING, keys, key_type, inner)
-            return self._add(EncodeOp.MAP, column, path, 0, [key, self._item(schema.values, items, item_type, inner)])
+            return self._plan.add_node(
+                EncodeOp.MAP, column, path, 0, [key, self._item(schema.values, items, item_type, inner)]
+            )
         if isinstance(schema, UnionType):
             return self._union(schema, column, data_type, path)
         raise self._error(schema, data_type, path)
 
     def _item(self, schema: JsonSchema, column: int, data_type: pa.DataType, path: str) -> int:
         child = self.value(schema, column, data_type, path)
-        return self._add(EncodeOp.NULLABLE, column, path, 0, [child]) if schema.nullable else child
+        return self._plan.add_node(EncodeOp.NULLABLE, column, path, 0, [child]) if schema.nullable else child
 
     def _union(self, schema: UnionType, column: int, data_type: pa.DataType, path: str) -> int:
         if pa.types.is_struct(data_type):
@@ -87,7 +89,7 @@ class _Planner:
                 for i, member in enumerate(schema.members):
                     child, child_type = self._plan.add_source(column, i, data_type.field(i).type)
                     children.append(self.value(member, child, child_type, path))
-                return self._add(EncodeOp.MEMBERS, column, path, int(schema.nullable), children)
+                return self._plan.add_node(EncodeOp.MEMBERS, column, path, int(schema.nullable), children)
         for member in schema.members:
             before = len(self._plan.nodes), len(self._plan.sources)
             try:
@@ -115,15 +117,17 @@ class _Planner:
             elif not isinstance(entry.default, NoDefault):
                 if entry.required:
                     constant = self._plan.add_constant(name + json_bytes(entry.default))
-                    children.append(self._add(EncodeOp.CONSTANT, column, inner, constant))
+                    children.append(self._plan.add_node(EncodeOp.CONSTANT, column, inner, constant))
             elif entry.required and entry.type.nullable:
-                children.append(self._add(EncodeOp.CONSTANT, column, inner, self._plan.add_constant(name + b"null")))
+                children.append(
+                    self._plan.add_node(EncodeOp.CONSTANT, column, inner, self._plan.add_constant(name + b"null"))
+                )
             elif entry.required:
                 raise SchemaError(
                     f"no column for property {inner} of the JSON schema, which is required and has no default; "
                     f"add the column"
                 )
-        return self._add(EncodeOp.OBJECT, column, path, 0, children)
+        return self._plan.add_node(EncodeOp.OBJECT, column, path, 0, children)
 
     def _property(self, entry: Property, column: int, data_type: pa.DataType, path: str) -> int:
         name = self._plan.add_constant(json_bytes(entry.name) + b":")
@@ -136,28 +140,28 @@ class _Planner:
             children = []
         else:
             children = [self.value(entry.type, column, data_type, path)]
-        return self._add(EncodeOp.PROPERTY, column, path, name, children, factors=(on_null, 1))
+        return self._plan.add_node(EncodeOp.PROPERTY, column, path, name, children, factors=(on_null, 1))
 
     def _scalar(self, schema: ScalarType, column: int, data_type: pa.DataType, path: str) -> int:
         types, kind = pa.types, schema.kind
         if kind == "boolean" and types.is_boolean(data_type):
-            return self._add(EncodeOp.BOOLEAN, column, path)
+            return self._plan.add_node(EncodeOp.BOOLEAN, column, path)
         if kind == "integer":
             factors = _factors(schema.data_type, data_type)
             if factors is not None:
-                return self._add(EncodeOp.INTEGER, column, path, schema.data_type.bit_width, factors=factors)
+                return self._plan.add_node(EncodeOp.INTEGER, column, path, schema.data_type.bit_width, factors=factors)
         elif kind == "number" and types.is_floating(data_type):
-            return self._add(EncodeOp.NUMBER, column, path)
+            return self._plan.add_node(EncodeOp.NUMBER, column, path)
         elif kind == "number" and types.is_integer(data_type):
-            return self._add(EncodeOp.INTEGER, column, path, 64)
+            return self._plan.add_node(EncodeOp.INTEGER, column, path, 64)
         elif kind in ("number", "decimal") and types.is_decimal(data_type):
             return self._decimal(schema, column, data_type, path)
         elif kind == "string" and (types.is_string(data_type) or types.is_binary(data_type)):
-            return self._add(EncodeOp.STRING, column, path)
+            return self._plan.add_node(EncodeOp.STRING, column, path)
         elif kind == "bytes" and (
             types.is_string(data_type) or types.is_binary(data_type) or types.is_fixed_size_binary(data_type)
         ):
-            return self._add(EncodeOp.BYTES, column, path)
+            return self._plan.add_node(EncodeOp.BYTES, column, path)
         raise self._error(schema, data_type, path)
 
     def _decimal(self, schema: ScalarType, column: int, data_type: pa.DataType, path: str) -> int:
@@ -165,21 +169,7 @@ class _Planner:
         if data_type.scale != target.scale or data_type.scale < 0 or data_type.bit_width not in (128, 256):
             raise self._error(schema, data_type, path)
         limit = self._plan.add_constant(decimal_limit(target.precision))
-        return self._add(EncodeOp.DECIMAL, column, path, data_type.scale, [limit])
-
-    def _add(
-        self,
-        op: EncodeOp,
-        column: int,
-        path: str,
-        size: int = 0,
-        children: Sequence[int] = (),
-        *,
-        factors: tuple[int, int] = (1, 1),
-    ) -> int:
-        self._plan.nodes.append(EncodeNode(op, column, size, *factors, tuple(children)))
-        self._plan.paths.append(path)
-        return len(self._plan.nodes) - 1
+        return self._plan.add_node(EncodeOp.DECIMAL, column, path, data_type.scale, [limit])
 
     def _error(self, schema: JsonSchema, data_type: pa.DataType, path: str) -> SchemaError:
         where = f"column {path}: " if path else ""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headrace.errors import SchemaError
-from headrace.schema._plan.layout import EncodeNode, decimal_limit
+from headrace.schema._plan.layout import decimal_limit
 from headrace.schema._protobuf.layout import EncodeOp, Presence, WireType, pack
 from headrace.schema.codec import EncodePlan, shorten
 from headrace.schema.protobuf_decoding import wire_type
@@ -195,9 +195,7 @@ class _Planner:
         *,
         factors: tuple[int, int] = (0, 0),
     ) -> int:
-        self._plan.nodes.append(EncodeNode(op, column, size, *factors, tuple(children)))
-        self._plan.paths.append(path)
-        return len(self._plan.nodes) - 1
+        return self._plan.add_node(op, column, path, size, children, factors=factors)
 
     def _error(self, entry: FieldDefinition, data_type: pa.DataType, path: str) -> SchemaError:
         kind = f"repeated {entry.type_name or entry.type}" if entry.is_repeated else entry.type_name or entry.type
