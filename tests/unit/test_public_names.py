@@ -11,6 +11,7 @@ import headrace
 
 NAMES = {
     "AbortableError",
+    "AcknowledgeType",
     "ArrowDelivery",
     "AsyncConsumer",
     "AsyncProducer",
@@ -98,6 +99,8 @@ NAMES = {
     "SchemaRegistryClient",
     "SerializationError",
     "Serializer",
+    "ShareConsumer",
+    "ShareRecord",
     "StaleMemberEpochError",
     "SubjectNotFoundError",
     "TimedOutError",
