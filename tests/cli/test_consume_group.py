@@ -103,14 +103,17 @@ def test_several_topics_and_a_pattern_are_read(headrace_broker):
     matched = run_cli("consume", "--pattern", f"{prefix}-[12]", "-g", unique("cli-pattern"), *at)
     assert sorted(matched.stdout.split()) == names[1:]
     assert f"note: assigned {names[1]} 0-1; {names[2]} 0-1\n" in matched.stderr
+    broker_matches = ("--pattern", f"{prefix}-[[:digit:]]", "--protocol", "consumer", "-g", unique("cli-regex"))
+    assert sorted(run_cli("consume", *broker_matches, *at).stdout.split()) == names
     nothing = run_cli("consume", "--pattern", f"{prefix}-x", "-g", unique("cli-pattern"), *at)
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert "has assigned no partitions to this member" in nothing.stderr
 
 
-def test_ctrl_c_commits_what_was_printed_and_leaves(headrace_broker, topic):
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_ctrl_c_commits_what_was_printed_and_leaves(headrace_broker, topic, protocol):
     group = unique("cli-interrupted")
-    with begin("consume", topic, "-g", group, "-f", "-b", headrace_broker.bootstrap) as process:
+    with begin("consume", topic, "-g", group, "-f", "--protocol", protocol, "-b", headrace_broker.bootstrap) as process:
         assert lines(process, 10) == [f"v{i}" for i in range(10)]
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS_MAX) == 130

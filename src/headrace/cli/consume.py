@@ -19,6 +19,7 @@ from headrace.cli.output import CommandError, InvalidUsageError, command_errors,
 from headrace.cli.record_formats import TypedOutput, format_options, serde_options, typed_line
 from headrace.cli.record_json import to_line
 from headrace.cli.shared_options import parse_flag, unescape
+from headrace.cli.signals import deferred_signals
 from headrace.client.text_formats import RecordFilter, parse_header, parse_pattern, record_filters
 from headrace.wire.layout import NO_TIMESTAMP, Record
 
@@ -242,7 +243,7 @@ def _group_reader(
     from headrace.cli.record_reader import select_partitions
 
     assert selection.group is not None
-    if selection.pattern is not None:
+    if selection.pattern is not None and selection.protocol != "consumer":  # a broker's patterns are those of RE2
         parse_flag("--pattern", parse_pattern, selection.pattern)
     options = {**overrides, "group.id": selection.group, "enable.auto.commit": "false"}
     options["auto.offset.reset"] = selection.reset_policy or "earliest"
@@ -253,10 +254,11 @@ def _group_reader(
     with connection.consumer(options, _GROUP_DEFAULTS) as consumer:
         reader = GroupReader(consumer, filters, follow=follow)
         consumer.subscribe(selection.topics or None, pattern=selection.pattern, listener=reader)
-        try:
-            yield reader
-        finally:
-            reader.commit()
+        with deferred_signals(reader.stop):
+            try:
+                yield reader
+            finally:
+                reader.commit()
 
 
 def _print_records(reader: RecordReader | GroupReader, formatter: BatchFormatter, count: int | None) -> None:

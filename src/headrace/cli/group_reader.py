@@ -20,7 +20,7 @@ from headrace.cli.record_reader import STALL_SECONDS_MAX, MatchingRecords
 from headrace.client.text_formats import RecordFilter
 from headrace.consumer.consumer import Consumer
 from headrace.consumer.rebalances import RebalanceListener
-from headrace.errors import CommitFailedError, HeadraceError, TimedOutError
+from headrace.errors import CommitFailedError, HeadraceError, TimedOutError, WakeupError
 from headrace.types import TopicPartition
 from headrace.wire.layout import ConsumerRecord, Record
 
@@ -43,6 +43,7 @@ class GroupReader(RebalanceListener):
         self._printed: dict[TopicPartition, int] = {}  # The next offsets to print.
         self._unprinted: dict[TopicPartition, int] = {}  # Positions are beyond these, because the limit was reached.
         self._committed_at = time.monotonic()
+        self._is_stopping = False
         self._read_count = 0
         self.matched_count = 0
 
@@ -50,6 +51,12 @@ class GroupReader(RebalanceListener):
 
     def polls(self, count_max: int | None) -> Iterator[Iterator[MatchingRecords]]:
         """Yield the matching records of each poll, at most `count_max` in total."""
+        try:
+            yield from self._polls(count_max)
+        except WakeupError:
+            raise KeyboardInterrupt from None
+
+    def _polls(self, count_max: int | None) -> Iterator[Iterator[MatchingRecords]]:
         progress_at, reached = time.monotonic(), -1
         while not self._is_limit_reached(count_max) and not self._is_finished():
             left = POLL_RECORDS_MAX if count_max is None else count_max - self.matched_count
@@ -59,11 +66,18 @@ class GroupReader(RebalanceListener):
                 for tp, some in groupby(records, key=lambda r: TopicPartition(r.topic, r.partition))
             )
             self._count_as_printed()
+            if self._is_stopping:
+                raise KeyboardInterrupt
             before, reached = reached, sum(self._consumer.positions().values())
             if records or reached != before:
                 progress_at = time.monotonic()
             elif not self._is_following:
                 self._check_progress(time.monotonic() - progress_at)
+
+    def stop(self) -> None:
+        """Make `polls` raise KeyboardInterrupt after the current poll. For signal handlers."""
+        self._is_stopping = True
+        self._consumer.wakeup()
 
     def _is_limit_reached(self, count_max: int | None) -> bool:
         return count_max is not None and self.matched_count >= count_max
@@ -120,6 +134,7 @@ class GroupReader(RebalanceListener):
 
     def commit(self) -> None:
         """Commit the offsets of the printed records."""
+        self._consumer.clear_wakeup()
         try:
             self._consumer.commit(self._owned())
         except CommitFailedError as error:
