@@ -8,10 +8,11 @@ A format makes the plans (avro_resolution.py, avro_encoding.py, …) and has the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import pyarrow as pa
 
@@ -26,8 +27,12 @@ from headrace.schema._plan.layout import (
     Kind,
     Node,
 )
+from headrace.schema.types import CompleteSchema, Schema, SchemaFormat
 from headrace.wire.columns import bytes_column
 from headrace.wire.layout import BytesColumn
+
+if TYPE_CHECKING:
+    from headrace.schema.values import ValueEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,73 @@ class ColumnEncoder:
         parts = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
         array = pa.Array.from_buffers(pa.binary(), len(values), parts, column.null_count)
         return array, self._errors.row_errors(errors)
+
+
+class ParsedSchema(ABC):
+    """A parsed schema of one format.
+
+    `message` is the full name of a message type of a Protobuf schema, by default the first one. The other formats have
+    one type in a schema, and ignore it.
+    """
+
+    format: SchemaFormat
+    has_message_indexes = False
+    """Whether the position of the message type follows the schema id in a value."""
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, source: CompleteSchema) -> Self:
+        """Return a schema of this format parsed; raises SchemaError if it is invalid."""
+
+    @classmethod
+    @abstractmethod
+    def derive(cls, arrow_type: pa.DataType, record_name: str) -> Schema:
+        """Return a schema of this format for an Arrow type."""
+
+    @abstractmethod
+    def record_name(self, message: str | None = None) -> str | None:
+        """Return the full name of the type, such as `shop.Order`; None if it has none."""
+
+    def arrow_type(self, columns: Sequence[str] | None = None, message: str | None = None) -> pa.DataType:
+        """Return the Arrow type of values; with `columns`, of these fields only."""
+        return self.decoder(columns=columns, message=message).arrow_type
+
+    @abstractmethod
+    def decoder(
+        self,
+        reader: ParsedSchema | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        message: str | None = None,
+        reader_message: str | None = None,
+    ) -> ColumnDecoder:
+        """Return a decoder of values that were written with this schema, to the type of the reader's."""
+
+    @abstractmethod
+    def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
+        """Return an encoder of columns of an Arrow type."""
+
+    @abstractmethod
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        """Return the function from a Python value to its bytes; it raises SchemaError if the value does not fit."""
+
+    def message_indexes(self, message: str | None = None) -> tuple[int, ...] | None:
+        """Return the position of a message type, which follows the schema id; None if the format has none."""
+        return None
+
+    def message_at(self, indexes: Sequence[int]) -> str | None:
+        """Return the full name of the message type at a position; raises SchemaError if there is none."""
+        return None
+
+    @classmethod
+    def same_format(cls, reader: ParsedSchema) -> Self:
+        """Return the reader's schema; raises SchemaError if it has another format."""
+        if not isinstance(reader, cls):
+            raise SchemaError(
+                f"values of {cls.format.value} schemas cannot be read as {reader.format.value};"
+                " use schemas of one format"
+            )
+        return reader
 
 
 class _ErrorTexts:
