@@ -9,10 +9,11 @@ A format makes the plans (avro_resolution.py, avro_encoding.py, …) and has the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -59,10 +60,24 @@ class DecodePlan:
     paths: list[str] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
     constants: list[bytes] = field(default_factory=list)
+    _constant_indexes: dict[bytes, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The root is nullable, whatever the schema says: a row that cannot be decoded is null.
         self._add_column(self.arrow_type, True)
+
+    def add_node(self, op: IntEnum, column: int, path: str, size: int = 0, children: Sequence[int] = ()) -> int:
+        """Add a node for the field at `path`; return its index."""
+        self.nodes.append(Node(op, column, size, tuple(children)))
+        self.paths.append(path)
+        return len(self.nodes) - 1
+
+    def add_constant(self, data: bytes) -> int:
+        """Return the index of a constant, which is added if it is new."""
+        index = self._constant_indexes.setdefault(data, len(self.constants))
+        if index == len(self.constants):
+            self.constants.append(data)
+        return index
 
     def _add_column(self, data_type: pa.DataType, nullable: bool) -> int:
         index = len(self.columns)
@@ -115,6 +130,24 @@ class EncodePlan:
     def add_constant(self, data: bytes) -> int:
         self.constants.append(data)
         return len(self.constants) - 1
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Remove the nodes and columns that were added meanwhile if the attempt raises a SchemaError."""
+        nodes, sources = len(self.nodes), len(self.sources)
+        try:
+            yield
+        except SchemaError:
+            del self.nodes[nodes:], self.paths[nodes:], self.sources[sources:]
+            raise
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Field = TypeVar("_Field", bound=_Named)
 
 
 class _DecodeKernel(Protocol):
@@ -274,6 +307,40 @@ class _ErrorTexts:
             at = f" at byte {position}" if position >= 0 else ""
             result.append(RowError(row, code, position, path, f"{where}{at}: {text}"))
         return result
+
+
+def join_path(path: str, name: str) -> str:
+    """Return the path of a field in the value at `path`; the path of the whole value is empty."""
+    return f"{path}.{name}" if path else name
+
+
+def choose_fields(
+    fields: Sequence[_Field], columns: Iterable[Sequence[str]], path: str, kind: str, owner: str
+) -> list[tuple[_Field, list[Sequence[str]]]]:
+    """Return the fields that columns name, each with the rest of the names: an empty one stands for the whole field.
+
+    Raises SchemaError for a name without a field; `kind` and `owner` are for its text.
+    """
+    known = {field.name for field in fields}
+    rests: dict[str, list[Sequence[str]]] = {}
+    for name, *rest in columns:
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise SchemaError(f"no {kind} {join_path(path, name)} in {owner}; it has {names}")
+        rests.setdefault(name, []).append(rest)
+    return [(field, rests[field.name]) for field in fields if field.name in rests]
+
+
+def column_names(data_type: pa.DataType, fields: Iterable[_Field], owner: str) -> list[str]:
+    """Return the names of a struct's columns; raises SchemaError if one is not among the fields, or is there twice."""
+    names = [entry.name for entry in data_type]
+    unknown = set(names) - {field.name for field in fields}
+    if unknown or len(set(names)) != len(names):
+        raise SchemaError(
+            f"columns {', '.join(sorted(unknown or names))} are not {owner}, or are there twice; "
+            f"select the columns to write"
+        )
+    return names
 
 
 def shorten(text: str, chars_max: int = 80) -> str:
