@@ -28,7 +28,7 @@ CONNECT_NAMES: Final = "org.apache.kafka.connect.data."
 """Kafka Connect names its logical types in `title`: Date, Time, Timestamp, Decimal."""
 DECIMAL128_DIGITS_MAX = 38
 TOKENS = ("object", "array", "string", "number", "boolean")
-"""What a value can be, told by its first character; null apart."""
+"""What a value can be, by its first character; null aside."""
 
 
 class NoDefault:
@@ -112,7 +112,7 @@ class ArrayType:
 
 @dataclass(frozen=True, slots=True)
 class UnionType:
-    """Values of several types, each told by its first character. No member is nullable, or a union."""
+    """Values of several types, each recognized by its first character. No member is nullable, or a union."""
 
     members: tuple[MemberType, ...]
     nullable: bool = False

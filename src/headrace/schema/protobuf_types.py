@@ -149,7 +149,7 @@ class _Resolver:
 
 
 def map_parts(schema: ProtobufSchema, entry: FieldDefinition) -> tuple[FieldDefinition, FieldDefinition] | None:
-    """Return key and value of a map; None if the field is no map."""
+    """Return key and value of a map; None if the field is not a map."""
     if entry.type != "message" or not entry.is_repeated:
         return None
     message = schema.messages[entry.type_name]
