@@ -52,7 +52,7 @@
         ├── ProducerFencedError         a newer producer uses the transactional.id (FatalError)
         ├── InvalidProducerEpochError   an older epoch than the partition's (AbortableError)
         ├── OutOfOrderSequenceError     a gap in a producer's sequence numbers (AbortableError)
-        ├── TransactionAbortableError   the broker asks for an abort (KIP-890) (AbortableError)
+        ├── TransactionAbortableError   the transaction must be aborted (KIP-890) (AbortableError)
         ├── InvalidTxnStateError, InvalidPidMappingError, TransactionTimeoutError (FatalError)
         ├── UnknownProducerIdError      the broker has no state of the producer id
         ├── OffsetOutOfRangeError       the log does not have the offset
@@ -61,7 +61,8 @@
         │                               the group has removed the member, or has rebalanced without it
         ├── FencedInstanceIdError       another consumer uses the group.instance.id (FatalError)
         └── InconsistentGroupProtocolError, UnsupportedAssignorError, InvalidGroupIdError,
-            InvalidSessionTimeoutError, GroupMaxSizeReachedError, UnreleasedInstanceIdError (FatalError)
+            InvalidSessionTimeoutError, GroupMaxSizeReachedError, UnreleasedInstanceIdError,
+            InvalidRegularExpressionError (FatalError)
 
 `BrokerError(message, code=...)` makes an instance of the class of that code, so that callers can catch it by name.
 
@@ -404,7 +405,7 @@ class OutOfOrderSequenceError(BrokerError, AbortableError, code=Code.OUT_OF_ORDE
 
 
 class TransactionAbortableError(BrokerError, AbortableError, code=Code.TRANSACTION_ABORTABLE):
-    """The broker asks to abort the transaction (KIP-890)."""
+    """The broker requires that the transaction is aborted (KIP-890)."""
 
 
 class InvalidTxnStateError(BrokerError, FatalError, code=Code.INVALID_TXN_STATE):
@@ -473,3 +474,7 @@ class InvalidSessionTimeoutError(BrokerError, FatalError, code=Code.INVALID_SESS
 
 class GroupMaxSizeReachedError(BrokerError, FatalError, code=Code.GROUP_MAX_SIZE_REACHED):
     """The group has as many members as the broker allows."""
+
+
+class InvalidRegularExpressionError(BrokerError, FatalError, code=Code.INVALID_REGULAR_EXPRESSION):
+    """The broker cannot match the pattern of a subscription (KIP-848)."""
