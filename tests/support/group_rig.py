@@ -277,6 +277,7 @@ class GroupRig:
         return {
             "groups": {group.id: group_view(group) for group in parts.shard.groups.values()},
             "consumer groups": {group.id: consumer_group_view(group) for group in parts.shard.consumer_groups.values()},
+            "share groups": {group.id: vars(group) for group in parts.shard.share_groups.values()},
             "offsets": committed,
             "pending": {producer: groups for producer, groups in pending.items() if groups},
         }
