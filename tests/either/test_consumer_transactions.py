@@ -20,18 +20,18 @@ def unique(what: str) -> str:
     return f"{what}-{uuid.uuid4().hex[:8]}"
 
 
-def start(broker, group: str, source: str, target: str, transactional_id: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.support.copying_worker"]
-    command += [broker.bootstrap, group, source, target, transactional_id]
+def start(broker, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.copying_worker", broker.bootstrap, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.behaviour("C04")
-def test_copies_are_exactly_once_although_workers_are_killed(either):
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_copies_are_exactly_once_although_workers_are_killed(quick, protocol):
     source, target, group = unique("source"), unique("target"), unique("group")
-    either.create_topic(source, 2)
-    either.create_topic(target, 2)
-    with Producer(bootstrap_servers=either.bootstrap) as producer:
+    quick.create_topic(source, 2)
+    quick.create_topic(target, 2)
+    with Producer(bootstrap_servers=quick.bootstrap) as producer:
         for i in range(RECORDS):
             producer.send(source, str(i).encode(), partition=i % 2)
     names = [TopicPartition(target, 0), TopicPartition(target, 1)]
@@ -41,15 +41,15 @@ def test_copies_are_exactly_once_although_workers_are_killed(either):
     deadline = time.monotonic() + SECONDS_MAX
     try:
         for _ in range(3):  # each is killed amid its work
-            workers.append(start(either, group, source, target, transactional_id))
+            workers.append(start(quick, group, source, target, transactional_id, protocol))
             assert workers[-1].stdout is not None
             for _ in range(3):
                 assert workers[-1].stdout.readline()
             workers[-1].kill()
             workers[-1].wait()
-        workers.append(start(either, group, source, target, transactional_id))
+        workers.append(start(quick, group, source, target, transactional_id, protocol))
         with Consumer(
-            bootstrap_servers=either.bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
+            bootstrap_servers=quick.bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
         ) as consumer:
             consumer.assign(names)
             while len(values) < RECORDS:

@@ -1,6 +1,6 @@
 """Consume, transform, produce, exactly once: a worker that tests kill.
 
-python -m tests.support.copying_worker BOOTSTRAP GROUP SOURCE TARGET TRANSACTIONAL_ID
+python -m tests.support.copying_worker BOOTSTRAP GROUP SOURCE TARGET TRANSACTIONAL_ID [PROTOCOL]
 """
 
 from __future__ import annotations
@@ -9,19 +9,26 @@ import sys
 
 from headrace import AbortableError, Consumer, Producer
 
+OPTIONS: dict[str, dict[str, object]] = {
+    # A static member, so that the next worker takes over at once.
+    "classic": {"group.instance.id": "copier", "session.timeout.ms": 6000, "heartbeat.interval.ms": 200},
+    # The broker does not release the instance id of a static member before its session ends.
+    "consumer": {"group.protocol": "consumer"},
+}
 
-def main(bootstrap: str, group: str, source: str, target: str, transactional_id: str) -> None:
+
+def main(
+    bootstrap: str, group: str, source: str, target: str, transactional_id: str, protocol: str = "classic"
+) -> None:
     producer = Producer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
     producer.init_transactions()
     consumer = Consumer(
+        OPTIONS[protocol],
         bootstrap_servers=bootstrap,
         group_id=group,
-        group_instance_id="copier",  # so that the next worker takes over at once
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
-        session_timeout_ms=6000,
-        heartbeat_interval_ms=200,
         max_poll_records=50,
     )
     consumer.subscribe([source])
