@@ -10,6 +10,10 @@ from headrace import Consumer, LogTruncationError, Producer, TopicPartition
 from headrace.broker import EmbeddedCluster
 from headrace.client.network import NetworkClient
 from headrace.wire.api import ApiKey
+from headrace.wire.api.cluster_admin import ElectLeadersRequest, TopicPartitions
+from headrace.wire.layout import Record
+from tests.support.peers import librdkafka
+from tests.support.peers.connection import Connection
 from tests.support.polling import poll_until
 from tests.support.waiting import eventually
 
@@ -98,6 +102,39 @@ def test_a_follower_on_the_consumers_rack_is_read_until_it_is_killed(monkeypatch
             cluster.broker(near).kill()
             produce(cluster, 10)
             poll_until(lambda: consumer.positions() == {name: 20}, consumer)
+
+
+@pytest.mark.behaviour("C05")
+def test_the_leader_that_a_broker_names_is_read_without_new_metadata(monkeypatch):
+    send = NetworkClient.send
+    is_cut = False
+
+    def spy(self, node_id, request, now):
+        if not (is_cut and request.api_key == ApiKey.METADATA):
+            send(self, node_id, request, now)
+
+    monkeypatch.setattr(NetworkClient, "send", spy)
+    name = TopicPartition("t", 0)
+    with EmbeddedCluster(3) as cluster:
+        cluster.create_topic("t")
+        preferred = leader(cluster)
+        cluster.broker(preferred).kill()
+        eventually("another leader", lambda: leader(cluster) not in (preferred, -1))
+        produce(cluster, 10)
+        cluster.broker(preferred).start()
+        eventually("all replicas in sync", lambda: len(cluster.describe_topic("t")[0]["isr"]) == 3)
+        with (
+            Consumer(bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest") as consumer,
+            Connection(cluster.broker(preferred).bootstrap) as connection,
+        ):
+            consumer.assign([name])
+            poll_until(lambda: consumer.positions() == {name: 10}, consumer)
+            is_cut = True
+            rows = [TopicPartitions(topic="t", partitions=[0])]
+            connection.call(ElectLeadersRequest(topic_partitions=rows), 2)
+            eventually("the preferred leader", lambda: leader(cluster) == preferred)
+            librdkafka.produce(cluster.bootstrap_servers, "t", [Record(0, 0, None, b"v", ())])
+            poll_until(lambda: consumer.positions() == {name: 11}, consumer)
 
 
 @pytest.mark.behaviour("C05")
