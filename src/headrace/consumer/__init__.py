@@ -4,6 +4,7 @@ consumer.py, aio.py   the public API
 engine.py             one consumer's parts, and its I/O thread
 partitions.py         assigned partitions: position, fetched data
 reader.py             fetched data to records and columns        (application thread)
+iteration.py          records one by one                         (application thread)
 rebalances.py         the listener, and new partitions           (application thread)
 fetching.py           fetches: requests, sessions, responses     (I/O thread)
 positions.py          the first offset of a partition            (I/O thread)
