@@ -33,7 +33,7 @@ from tests.support.polling import SECONDS_MAX, Log, fill, poll_until, produce
 from tests.support.topics import unique
 
 SESSION_SECONDS = 4.0
-MEMBERS_MAX = 6
+MEMBERS_MAX = 12
 
 
 def open_member(broker, group: str, **options) -> Consumer:
