@@ -234,8 +234,8 @@ KAFKA_PYTHON_CLASSES = {
 }
 
 
-UNKNOWN_TO_KAFKA_PYTHON = {38, 39, 40, 41, 64, 68, 69}
-"""Delegation tokens, UnregisterBroker, ConsumerGroupHeartbeat, ConsumerGroupDescribe."""
+UNKNOWN_TO_KAFKA_PYTHON = {38, 39, 40, 41, 64, 68, 69, 71, 72}
+"""Delegation tokens, UnregisterBroker, ConsumerGroupHeartbeat, ConsumerGroupDescribe, telemetry."""
 
 
 def kafka_python_class(key, side):
