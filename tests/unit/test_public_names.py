@@ -46,6 +46,7 @@ NAMES = {
     "InvalidPidMappingError",
     "InvalidProducerEpochError",
     "InvalidRecordError",
+    "InvalidRegularExpressionError",
     "InvalidSchemaError",
     "InvalidSessionTimeoutError",
     "InvalidTimestampError",
