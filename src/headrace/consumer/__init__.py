@@ -4,6 +4,7 @@ consumer.py, aio.py   the public API
 engine.py             one consumer's parts, and its I/O thread
 partitions.py         assigned partitions: position, fetched data
 reader.py             fetched data to records and columns        (application thread)
+iteration.py          records one by one                         (application thread)
 rebalances.py         the listener, and new partitions           (application thread)
 fetching.py           fetches: requests, sessions, responses     (I/O thread)
 positions.py          the first offset of a partition            (I/O thread)
@@ -11,5 +12,6 @@ offset_lookups.py     offsets by time and epoch                  (I/O thread)
 group.py              subscription and commits
 coordinator.py        requests to the coordinator of the group   (I/O thread)
 membership.py         the classic group protocol                 (I/O thread)
+share_consumer.py     the public API of share groups; share_engine.py and share_session.py: its I/O thread
 assignors.py          range, roundrobin, sticky, cooperative-sticky
 """

@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
+from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.consumer import deserializers
 from headrace.consumer.arrow_stream import stream
 from headrace.consumer.engine import ConsumerEngine
 from headrace.consumer.group import ConsumerGroup, OnCommit
+from headrace.consumer.iteration import PendingRecords
 from headrace.consumer.offset_lookups import OffsetLookup, OnOffset
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, PositionState
 from headrace.consumer.reader import Deserialize, RecordReader
@@ -40,6 +42,8 @@ POLL_SECONDS = 1.0
 """The default timeout of a poll."""
 CLOSE_SECONDS = 30.0
 
+T = TypeVar("T")
+
 
 class Consumer:
     """Reads records from Kafka. For one thread at a time; only `wakeup` may be called by others."""
@@ -58,8 +62,10 @@ class Consumer:
         )
         self._engine = engine = ConsumerEngine(self.config, clock)
         self._busy = threading.RLock()  # Re-entrant, because listeners may commit and seek.
+        self.pending = PendingRecords(engine)
+        """For iteration, also that of `AsyncConsumer`."""
         try:
-            deserialize = _deserialization(engine)
+            deserialize = record_deserializer(self.config, engine.plugins)
             self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, deserialize)
             engine.start()
         except BaseException:
@@ -79,11 +85,19 @@ class Consumer:
     @contextlib.contextmanager
     def _entered(self) -> Iterator[ConsumerEngine]:
         """Check that the consumer can be used, by this thread only."""
-        if not self._busy.acquire(blocking=False):
-            raise IllegalStateError("another thread uses this consumer: a consumer is for one thread at a time")
-        try:
+        with self._alone():
             self._engine.check_usable()
             yield self._engine
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Check that no other thread uses the consumer."""
+        if not self._busy.acquire(blocking=False):
+            raise IllegalStateError(
+                "another thread uses this consumer, which is for one thread at a time: call wakeup() to end its wait"
+            )
+        try:
+            yield
         finally:
             self._busy.release()
 
@@ -174,8 +188,9 @@ class Consumer:
         Listeners of rebalances are called in here.
         """
         count_max = self._engine.settings.max_poll_records if max_records is None else max_records
-        with self._entered() as engine:
-            return engine.poll(lambda: self._reader.records(count_max), timeout * 1000) or []
+        if count_max < 1:
+            raise ValueError(f"invalid max_records: expected 1 or more, got {count_max}")
+        return self._poll(lambda: self._reader.records(count_max), timeout * 1000) or []
 
     def poll_arrow(self, timeout: float = POLL_SECONDS) -> pa.RecordBatch | None:
         """Return fetched records as columns; None after `timeout` seconds.
@@ -183,13 +198,44 @@ class Consumer:
         The columns are topic, partition, offset, timestamp, timestampType, key, value, headers. Deserializers do not
         apply. The size of a batch is limited by fetch.max.bytes, not by max.poll.records.
         """
+        return self._poll(self._reader.columns, timeout * 1000)
+
+    def _poll(self, take: Callable[[], T | None], timeout_ms: float) -> T | None:
         with self._entered() as engine:
-            return engine.poll(self._reader.columns, timeout * 1000)
+            if not engine.assignment.partitions and not self.is_subscribed():
+                raise IllegalStateError("the consumer has no partitions: call subscribe() or assign() first")
+            self.pending.give_back()
+            self._reader.settle()
+            try:
+                return engine.poll(take, timeout_ms)
+            except HeadraceError:
+                raise
+            except BaseException:  # Ctrl-C: nothing is returned, so nothing must be skipped
+                self._reader.undo()
+                raise
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Yield records for ever. A record counts as processed when the next one is requested from `poll`."""
+        """Yield records for ever. The positions follow the records that were yielded."""
         while True:
-            yield from self.poll()
+            self._engine.check_usable()
+            record = self.pending.next()
+            if record is None:
+                self.pending.add(self.poll())
+            else:
+                yield record
+
+    def undo_poll(self) -> None:
+        """Move the positions back before the records that were returned last, which are then returned again.
+
+        Records that were committed stay committed.
+        """
+        if self._engine.is_closed:
+            return
+        with self._entered():
+            if self.pending.is_active:
+                self.pending.undo()
+            else:
+                self._reader.undo()
 
     def arrow_stream(self, timeout: float | None = None) -> pa.RecordBatchReader:
         """Return a reader of the records from the positions up to the current ends of the assigned partitions.
@@ -232,6 +278,18 @@ class Consumer:
                 for p in engine.partitions(partitions).values()
             )
 
+    def seek_to_committed(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Continue at the committed offsets of the group; partitions without one, as auto.offset.reset says.
+
+        After a transaction was aborted, this reads its records again.
+        """
+        with self._entered() as engine:
+            self._group("seek_to_committed")
+            engine.replace(
+                AssignedPartition(p.name, PositionState.COMMITTED, paused=p.paused)
+                for p in engine.partitions(partitions).values()
+            )
+
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
         """Return the offset of the next record; waits until it is known."""
         with self._entered() as engine:
@@ -251,7 +309,7 @@ class Consumer:
     def positions(self) -> dict[TopicPartition, int]:
         """Return the offsets of the next records of all assigned partitions whose position is known.
 
-        They can be part of a transaction: `producer.send_offsets_to_transaction(consumer.positions(), consumer)`.
+        They become part of a transaction with `producer.send_offsets_to_transaction(consumer)`.
         """
         partitions = self._engine.assignment.partitions
         return {name: p.position for name, p in partitions.items() if p.position != UNKNOWN_OFFSET}
@@ -289,6 +347,7 @@ class Consumer:
         """
         with self._entered():
             group = self._group("commit")
+            self._settle()
             group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
 
     def commit_async(
@@ -299,7 +358,13 @@ class Consumer:
         """Commit offsets, by default the positions, without waiting. `on_commit` is called in a later `poll`."""
         with self._entered():
             group = self._group("commit_async")
+            self._settle()
             group.commit_async(_offsets(offsets, group), on_commit)
+
+    def _settle(self) -> None:
+        """Count the records that were returned as processed: the application commits them."""
+        self.pending.settle()
+        self._reader.settle()
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
@@ -356,14 +421,22 @@ class Consumer:
         """Make the current or next call that waits raise WakeupError. Any thread, and signal handlers."""
         self._engine.wakeup()
 
+    def clear_wakeup(self) -> None:
+        """Forget a `wakeup` that has interrupted nothing."""
+        self._engine.clear_wakeup()
+
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Commit if enable.auto.commit is on, leave the group, and stop; after `timeout` seconds, without waiting."""
-        self._engine.close(timeout * 1000)
+        with self._alone():
+            self._engine.close(timeout * 1000)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        """Close. After an exception, the records of the last poll do not count as processed."""
+        if kind is not None:
+            self.undo_poll()
         self.close()
 
     def __repr__(self) -> str:
@@ -417,9 +490,8 @@ def _settle(outcome: Outcome[PartitionOffset]) -> OnOffset:
     return on_offset
 
 
-def _deserialization(engine: ConsumerEngine) -> Deserialize | None:
+def record_deserializer(config: Config, plugins: PluginLoader) -> Deserialize | None:
     """Return the function that deserializes a record; None if keys and values stay bytes."""
-    config, plugins = engine.config, engine.plugins
     key, value = (
         plugins.load(option, config[option], deserializers.KIND, is_key=option.startswith("key"))
         for option in ("key.deserializer", "value.deserializer")
