@@ -25,6 +25,7 @@ from headrace.broker.catalog.cluster import NO_EPOCH
 from headrace.broker.catalog.configs import BROKER, TOPIC
 from headrace.broker.catalog.journal import DamagedJournalError
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE
+from headrace.broker.client_metrics.instances import ClientInstances
 from headrace.broker.clock import LoopClock, TimerClock
 from headrace.broker.configs import Configurations
 from headrace.broker.faults import Faults
@@ -83,6 +84,7 @@ class Broker:
     authorizer: Authorizer
     authenticator: Authenticator
     quotas: QuotaManager
+    client_instances: ClientInstances
     server: Server
 
     def __init__(self, config: Config, clock: TimerClock | None = None) -> None:
@@ -133,6 +135,7 @@ class Broker:
         self.authenticator = Authenticator(config, self.catalog.users, clock)
         self.authorizer = create_authorizer(config, self.catalog.acls)
         self.quotas = QuotaManager(self.catalog.quotas, clock, config)
+        self.client_instances = ClientInstances(self.catalog.configs, clock)
         lag_ms_max = config.of(int, "replica.lag.time.max.ms")
         self.replicas = ReplicaManager(
             self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max=lag_ms_max

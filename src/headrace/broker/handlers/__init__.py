@@ -92,6 +92,8 @@ SUPPORTED: dict[int, Api] = {
     ApiKey.LIST_TRANSACTIONS: Api(0, 2, "transaction_admin"),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: Api(0, 1, "groups"),
     ApiKey.CONSUMER_GROUP_DESCRIBE: Api(0, 1, "group_admin"),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: Api(0, 0, "telemetry"),
+    ApiKey.PUSH_TELEMETRY: Api(0, 0, "telemetry"),
     ApiKey.LIST_CONFIG_RESOURCES: Api(0, 1, "configs"),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: Api(0, 0, "metadata"),
     ApiKey.SHARE_GROUP_HEARTBEAT: Api(1, 1, "share_groups"),
