@@ -45,7 +45,7 @@ class FollowerSession:
         self._wake()
 
     def mark_for_next(self, key: TopicPartition) -> None:
-        """Mark a partition for the next response; complete a waiting fetch only if the follower asks for that."""
+        """Mark a partition for the next response; complete a waiting fetch only if the follower requests that."""
         self._marked.add(key)
         if self.is_prompt:
             self._wake()
