@@ -194,7 +194,10 @@ class CopyRun:
             f"transactions aborted: {workers.aborted.total()} times",
             *_listed(workers.aborted),
             f"workers ended with an error: {len(workers.failed)} times",
-            *(f"  {reason[:REASON_CHARS_MAX]}; before: {self._before(at)}" for at, reason in workers.failed),
+            *(
+                f"  {reason[:REASON_CHARS_MAX]}; before: {self._before(at)}"
+                for at, reason in workers.failed[:REASONS_MAX]
+            ),
             f"check: {report(self.faults)}",
             f"files: {self.folder}",
         ]
