@@ -205,7 +205,7 @@ class ConsumerEngine:
         self._check_topics()
         wait_ms = min(wait_ms, self.lookups.run(now))
         wait_ms = min(wait_ms, self.fetcher.run(now))
-        self.network.poll(wait_ms, now)
+        self.network.poll(0.0 if self.positions.is_due else wait_ms, now)
 
     def _topics(self) -> set[str]:
         """Return the topics whose metadata is needed."""
