@@ -97,13 +97,13 @@ if TYPE_CHECKING:
     from headrace.producer.aio import AsyncProducer
     from headrace.producer.batch import ArrowDelivery, OffsetRange
     from headrace.producer.interceptors import ProducerInterceptor
-    from headrace.producer.metrics import Metric, MetricName, MetricsReporter
     from headrace.producer.mock import MockProducer
     from headrace.producer.partitioners import Partitioner
     from headrace.producer.producer import Producer
     from headrace.producer.records import ProducerRecord, RecordMetadata
     from headrace.producer.serializers import Serializer
     from headrace.schema.types import RegisteredSchema, Schema, SchemaFormat, SchemaReference
+    from headrace.telemetry.metrics import Metric, MetricName, MetricsReporter
     from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
     from headrace.wire.layout import ConsumerRecord
     from headrace.wire.sasl import Token
@@ -233,9 +233,9 @@ _MODULES = {
     "AsyncProducer": "producer.aio",
     "Cluster": "client.metadata",
     "GroupMetadata": "types",
-    "Metric": "producer.metrics",
-    "MetricName": "producer.metrics",
-    "MetricsReporter": "producer.metrics",
+    "Metric": "telemetry.metrics",
+    "MetricName": "telemetry.metrics",
+    "MetricsReporter": "telemetry.metrics",
     "MockProducer": "producer.mock",
     "OffsetRange": "producer.batch",
     "PartitionInfo": "client.metadata",
