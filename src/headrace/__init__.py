@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.consumer.aio import AsyncConsumer
     from headrace.consumer.consumer import Consumer
     from headrace.consumer.deserializers import Deserializer
+    from headrace.consumer.interceptors import ConsumerInterceptor
     from headrace.consumer.rebalances import RebalanceListener
     from headrace.consumer.results import OffsetAndTimestamp
     from headrace.errors import (
@@ -125,6 +126,7 @@ __all__ = [
     "ConfigError",
     "ConnectionFailedError",
     "Consumer",
+    "ConsumerInterceptor",
     "ConsumerOptions",
     "ConsumerRecord",
     "DeserializationError",
@@ -224,6 +226,7 @@ _MODULES = {
     "Consumer": "consumer.consumer",
     "ConsumerRecord": "wire.layout",
     "ConsumerOptions": "config.option_types",
+    "ConsumerInterceptor": "consumer.interceptors",
     "Deserializer": "consumer.deserializers",
     "OffsetAndMetadata": "types",
     "OffsetAndTimestamp": "consumer.results",

@@ -26,6 +26,7 @@ NAMES = {
     "ConfigError",
     "ConnectionFailedError",
     "Consumer",
+    "ConsumerInterceptor",
     "ConsumerOptions",
     "ConsumerRecord",
     "DeserializationError",

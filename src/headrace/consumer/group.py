@@ -17,6 +17,7 @@ from headrace.client.plugins import PrefixedLogger
 from headrace.config.clock import Clock
 from headrace.consumer.coordinator import GroupCoordinator
 from headrace.consumer.membership import ClassicMembership, MemberState, Step, Topics
+from headrace.consumer.metrics import ConsumerMetrics
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, Assignment
 from headrace.consumer.rebalances import RebalanceListener, Rebalancer
 from headrace.consumer.results import Outcome
@@ -42,6 +43,7 @@ class Engine(Protocol):
     updater: MetadataUpdater
     is_polling: bool
     last_poll_ms: float
+    metrics: ConsumerMetrics
 
     @property
     def assignment(self) -> Assignment: ...
@@ -49,6 +51,7 @@ class Engine(Protocol):
     def call(self, command: Callable[[], None]) -> None: ...
     def add_step(self, step: Callable[[], object]) -> None: ...
     def raise_in_poll(self, error: HeadraceError) -> None: ...
+    def offsets_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
     def outcome(self) -> Outcome[T]: ...
     def wait(self, outcome: Outcome[T], timeout_ms: float, what: str) -> T: ...
 
@@ -204,7 +207,13 @@ class ConsumerGroup:
         timeout_ms: float,
     ) -> None:
         deadline_ms = self._engine.clock.monotonic_ms() + timeout_ms
-        self._engine.call(lambda: self.coordinator.commit(offsets, on_result, deadline_ms))
+
+        def settled(error: HeadraceError | None) -> None:
+            if error is None:
+                self._engine.offsets_committed(offsets)
+            on_result(error)
+
+        self._engine.call(lambda: self.coordinator.commit(offsets, settled, deadline_ms))
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: float

@@ -28,6 +28,7 @@ from headrace.consumer.assignors import assignor_names
 from headrace.consumer.fetching import FetchSettings
 from headrace.consumer.options import BY_DURATION, CONSUMER_OPTIONS, duration_ms
 from headrace.errors import ConfigError
+from headrace.telemetry import reporters
 
 if TYPE_CHECKING:
     from headrace.config.option_types import ConsumerOptions
@@ -162,6 +163,8 @@ class ConsumerSettings:
     retry_backoff_max_ms: int
     connection: ConnectionSettings
     network: NetworkSettings
+    interceptors: tuple[object, ...]
+    metric_reporters: tuple[object, ...]
 
     @classmethod
     def build(cls, config: Config, plugins: PluginLoader) -> ConsumerSettings:
@@ -200,6 +203,8 @@ class ConsumerSettings:
                 reconnect_backoff_max_ms=config.of(int, "reconnect.backoff.max.ms"),
                 connections_max_idle_ms=config.of(int, "connections.max.idle.ms"),
             ),
+            interceptors=config.of(tuple, "interceptor.classes"),
+            metric_reporters=reporters.chosen(config),
         )
 
 
