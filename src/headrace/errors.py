@@ -61,7 +61,8 @@
         │                               the group has removed the member, or has rebalanced without it
         ├── FencedInstanceIdError       another consumer uses the group.instance.id (FatalError)
         └── InconsistentGroupProtocolError, UnsupportedAssignorError, InvalidGroupIdError,
-            InvalidSessionTimeoutError, GroupMaxSizeReachedError, UnreleasedInstanceIdError (FatalError)
+            InvalidSessionTimeoutError, GroupMaxSizeReachedError, UnreleasedInstanceIdError,
+            InvalidRegularExpressionError (FatalError)
 
 `BrokerError(message, code=...)` makes an instance of the class of that code, so that callers can catch it by name.
 
@@ -473,3 +474,7 @@ class InvalidSessionTimeoutError(BrokerError, FatalError, code=Code.INVALID_SESS
 
 class GroupMaxSizeReachedError(BrokerError, FatalError, code=Code.GROUP_MAX_SIZE_REACHED):
     """The group has as many members as the broker allows."""
+
+
+class InvalidRegularExpressionError(BrokerError, FatalError, code=Code.INVALID_REGULAR_EXPRESSION):
+    """The broker cannot match the pattern of a subscription (KIP-848)."""

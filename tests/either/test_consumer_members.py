@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,60 +24,23 @@ from headrace import (
     InconsistentGroupProtocolError,
     OffsetAndMetadata,
     Producer,
-    RebalanceListener,
     TopicPartition,
 )
+from headrace.client.admin import AdminClient
+from headrace.wire.api.groups import LeaveGroupRequest, MemberIdentity
+from tests.support.peers.connection import Connection
 from tests.support.peers.java import SHORT_LIVED, java_command
+from tests.support.polling import SECONDS_MAX, Log, fill, poll_until, produce
+from tests.support.topics import unique
 
-SECONDS_MAX = 30.0
 KAFKA_VERSION = "4.3.0"
 STRATEGIES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
 Seen = tuple[int, int]
 
 
-def unique(what: str) -> str:
-    return f"{what}-{uuid.uuid4().hex[:8]}"
-
-
-def fill(broker, count: int, partitions: int) -> str:
-    topic = unique("grouped")
-    broker.create_topic(topic, partitions)
-    with Producer(bootstrap_servers=broker.bootstrap) as producer:
-        for i in range(count):
-            producer.send(topic, f"value {i}".encode(), partition=i % partitions)
-    return topic
-
-
 def open_member(broker, group: str, **options) -> Consumer:
     defaults = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
     return Consumer(bootstrap_servers=broker.bootstrap, group_id=group, **{**defaults, **options})
-
-
-class Log(RebalanceListener):
-    """Notes what the group does."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, list[int]]] = []
-
-    def on_assigned(self, partitions):
-        self.calls.append(("assigned", [tp.partition for tp in partitions]))
-
-    def on_revoked(self, partitions):
-        self.calls.append(("revoked", [tp.partition for tp in partitions]))
-
-    def on_lost(self, partitions):
-        self.calls.append(("lost", [tp.partition for tp in partitions]))
-
-
-def poll_until(condition: Callable[[], object], *consumers: Consumer) -> list[ConsumerRecord]:
-    """Poll all consumers in turn until a condition is true; returns the records."""
-    out: list[ConsumerRecord] = []
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        for consumer in consumers:
-            out += consumer.poll(0.05)
-    return out
 
 
 @pytest.mark.behaviour("C02")
@@ -143,6 +106,55 @@ def test_a_second_static_member_fences_the_first(either):
         poll_until(second.assignment, second)
         with pytest.raises(FencedInstanceIdError):
             poll_until(lambda: False, first)
+        assert not first.assignment()
+
+
+@pytest.mark.behaviour("C02")
+def test_commits_of_a_lost_member_do_not_undo_those_of_the_next_owner(either):
+    topic, group = fill(either, 10, 1), unique("group")
+    name = TopicPartition(topic, 0)
+    with open_member(either, group, enable_auto_commit=False) as lost:
+        lost.subscribe([topic])
+        poll_until(lost.assignment, lost)
+        member = MemberIdentity(member_id=lost.group_metadata().member_id)
+        with Connection(either.bootstrap) as connection:
+            assert not connection.call(LeaveGroupRequest(group_id=group, members=[member]), 5).error_code
+        with open_member(either, group, enable_auto_commit=False) as owner:
+            owner.subscribe([topic])
+            poll_until(owner.assignment, owner)
+            owner.commit({name: 8})
+        with pytest.raises(CommitFailedError):  # the group has no members, and would accept a commit without one
+            lost.commit({name: 3})
+        assert lost.committed([name])[name].offset == 8
+
+
+@pytest.mark.behaviour("C02")
+def test_a_cooperative_member_reads_on_while_the_group_rebalances(either, caplog):
+    caplog.set_level(logging.INFO, "headrace.consumer")
+    topic, group = fill(either, 0, 6), unique("group")
+    options = {"partition_assignment_strategy": "cooperative-sticky"}
+    with (
+        AdminClient(either.bootstrap) as admin,
+        open_member(either, group, **options) as reading,
+        open_member(either, group, **options) as busy,
+        open_member(either, group, **options) as new,
+    ):
+        reading.subscribe([topic])
+        busy.subscribe([topic])
+        poll_until(lambda: len(reading.assignment()) == len(busy.assignment()) == 3, reading, busy)
+        before = reading.assignment()
+        caplog.clear()
+        new.subscribe([topic])
+        # `busy` does not poll, so it does not join again, and the rebalance cannot end.
+        client_id = reading.settings.client_id
+        poll_until(lambda: f"client_id={client_id} group_id={group}] the group rebalances" in caplog.text, reading, new)
+        produce(either, topic, 60, 6)
+        records = poll_until(lambda: sum(reading.positions().values()) == 30, reading, new)
+        assert {TopicPartition(record.topic, record.partition) for record in records} == before
+        assert admin.describe_groups([group])[group].state == "PreparingRebalance"
+        assert not new.assignment()
+        poll_until(lambda: all(len(member.assignment()) == 2 for member in (reading, busy, new)), reading, busy, new)
+        assert reading.assignment() < before
 
 
 def test_members_without_a_common_assignor_are_refused(either):

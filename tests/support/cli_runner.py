@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from headrace.cli.commands import headrace
 
 
-def run_cli(*arguments: object, stdin: str | None = None, **environment: str) -> Result:
+def run_cli(*arguments: object, stdin: str | bytes | None = None, **environment: str) -> Result:
     """Run a command, without a terminal."""
     return CliRunner().invoke(headrace, [str(argument) for argument in arguments], input=stdin, env=environment)
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.broker_options import resolve
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.security import Acl, AclFilter, Acls, Pattern, Permission
+from headrace.broker.catalog.security import Acl, AclFilter, Acls
 from headrace.broker.context import Session
 from headrace.broker.security.authorizer import (
     CLUSTER_NAME,
@@ -20,6 +20,7 @@ from headrace.broker.security.authorizer import (
     create_authorizer,
 )
 from headrace.errors import ConfigError
+from headrace.wire.acls import Pattern, Permission
 
 ANN = Session("10.0.0.1", "PLAINTEXT", "User:ann")
 BOB = Session("10.0.0.2", "PLAINTEXT", "User:bob")

@@ -160,6 +160,21 @@ def test_unused_topics_are_dropped(metadata, clock):
     assert set(metadata.tracked_topics(clock.now)) == {"old", "new"}
 
 
+def test_topics_are_requested_by_id_once_and_then_by_name(metadata, clock):
+    give(metadata, clock, topic("t"))
+    metadata.add_topic("t")
+    give(metadata, clock, topic("t"))
+    metadata.add_topic_ids([b"u" * 16])
+    assert metadata.time_to_update_ms(clock.now) == 0
+    metadata.attempt(clock.now)
+    assert metadata.take_topic_ids() == [b"u" * 16]
+    metadata.update(response_of(topic("u", topic_id=b"u" * 16)), clock.now)
+    assert metadata.cluster.topic_id("u") == b"u" * 16
+    assert metadata.cluster.leader("t", 0) == 1  # kept, although the response did not have it
+    assert metadata.take_topic_ids() == []
+    assert metadata.time_to_update_ms(clock.now + 1000) == 0  # names are due
+
+
 def test_partitions_that_do_not_count_from_0_are_not_used(metadata, clock):
     metadata.add_topic("t")
     gap = topic().replace(partitions=[MetadataResponsePartition(partition_index=1, leader_id=1)])

@@ -47,6 +47,7 @@ NAMES = {
     "InvalidPidMappingError",
     "InvalidProducerEpochError",
     "InvalidRecordError",
+    "InvalidRegularExpressionError",
     "InvalidSchemaError",
     "InvalidSessionTimeoutError",
     "InvalidTimestampError",

@@ -4,7 +4,7 @@ commands.py        the top-level group, which imports a command's module when it
 produce.py         headrace produce: produce_input.py reads, record_sender.py sends
 consume.py         headrace consume: offset_ranges.py selects, record_reader.py reads
 record_json.py     a record as a line of JSON, and back
-topic.py, group.py, txn.py, audit.py, bench.py, config_show.py, demo.py, pipeline.py, ui.py
+topic.py, group.py, txn.py, acl.py, user.py, quota.py, audit.py, bench.py, config_show.py, demo.py, pipeline.py, ui.py
                    one command each
 broker.py          headrace broker; `broker start` in broker_start.py
 doctor.py          headrace doctor: checks of this machine (doctor_machine.py) and of brokers (doctor_broker.py,

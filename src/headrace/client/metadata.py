@@ -27,6 +27,8 @@ from headrace.wire.api.metadata import MetadataRequest, MetadataRequestTopic, Me
 NO_LEADER = -1
 FATAL_TOPIC_ERRORS = (Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED)
 METADATA_VERSIONS = (1, 13)
+TOPIC_ID_VERSIONS = (12, 13)
+"""Versions in which topics can be requested by their ids."""
 UNREACHABLE_MS_MAX = 1000.0
 """How long no known broker may be reachable before bootstrap.servers are used: two or three attempts each."""
 RETRY_MS = 100.0
@@ -117,6 +119,7 @@ class Metadata:
         self.cluster = Cluster()  # Replaced as a whole, by the polling thread.
         self.lock = OwnedLock()
         self._topics: dict[str, float] = {}  # Guarded by lock: topic → when it was last used.
+        self._topic_ids: set[bytes] = set()  # Guarded by lock: topics whose names the next request asks for.
         self._version = 0  # Guarded by lock: counts updates.
         self._update_seq = 0  # Guarded by lock: the number of the last requested update.
         self._completed_seq = 0  # Guarded by lock: the last one that a response completed.
@@ -143,6 +146,13 @@ class Metadata:
                 self._update_seq += 1
                 self._hurry = True
             return new
+
+    def add_topic_ids(self, topic_ids: Iterable[bytes]) -> None:
+        """Request topics by their ids, once: track their names when the snapshot has them."""
+        with self.lock:
+            self._topic_ids.update(topic_ids)
+            self._update_seq += 1
+            self._hurry = self._hurry or not self._failures
 
     def touch(self, topics: Iterable[str]) -> None:
         """Mark topics as in use, so that they are kept."""
@@ -233,6 +243,14 @@ class Metadata:
         with self.lock:
             self._topics = {t: used for t, used in self._topics.items() if now - used <= self._max_idle_ms}
             return list(self._topics)
+
+    def take_topic_ids(self) -> list[bytes]:
+        """Return the topic ids to request instead of names: a request has one or the other. Names are due next."""
+        with self.lock:
+            topic_ids, self._topic_ids = sorted(self._topic_ids), set()
+            if topic_ids:
+                self._update_seq += 1
+            return topic_ids
 
     def attempt(self, now: float) -> None:
         """Record that a request is sent. Updates requested from now on need another one."""
@@ -455,8 +473,12 @@ class MetadataUpdater:
     def _send(self, node_id: int, now: float) -> None:
         self.metadata.attempt(now)
         topics = None if self._all_topics else self.metadata.tracked_topics(now)
+        topic_ids = self.metadata.take_topic_ids()
 
         def build(version: int) -> MetadataRequest:
+            if topic_ids:
+                rows = [MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in topic_ids]
+                return MetadataRequest(topics=rows, allow_auto_topic_creation=False)
             if topics is None:
                 return MetadataRequest(topics=None)
             return MetadataRequest(
@@ -465,9 +487,10 @@ class MetadataUpdater:
             )
 
         self._in_flight = True
+        versions = TOPIC_ID_VERSIONS if topic_ids else METADATA_VERSIONS
         self._client.send(
             node_id,
-            Request(MetadataRequest.api_key, build, self._on_response, METADATA_VERSIONS, self._request_timeout_ms),
+            Request(MetadataRequest.api_key, build, self._on_response, versions, self._request_timeout_ms),
             now,
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from headrace.consumer.arrow_stream import stream
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
 from headrace.consumer.group import ConsumerGroup, OnCommit
-from headrace.consumer.membership import Topics
 from headrace.consumer.offset_lookups import OffsetLookup, OnOffset
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, PositionState
 from headrace.consumer.reader import RecordReader
@@ -102,7 +100,8 @@ class Consumer:
     ) -> None:
         """Read the partitions of these topics, or of all whose names match `pattern`, that the group assigns.
 
-        The pattern is a regular expression for the whole name. The consumer joins the group in `poll`.
+        The pattern is a regular expression for the whole name: of Python, or with group.protocol=consumer of RE2, which
+        the broker matches. Partitions are assigned in `poll`.
         """
         with self._entered() as engine:
             group = self._group("subscribe")
@@ -113,8 +112,7 @@ class Consumer:
             names = frozenset([topics] if isinstance(topics, str) else topics or ())
             if not names and pattern is None:
                 raise ValueError("subscribe() got no topics: call unsubscribe() to leave the group")
-            compiled = None if pattern is None else re.compile(pattern)
-            group.subscribe(Topics(names, compiled, engine.settings.matches_internal_topics), listener)
+            group.subscribe(group.matching(names, pattern, engine.settings.matches_internal_topics), listener)
 
     def unsubscribe(self) -> None:
         """Leave the group, or give up the partitions of `assign`."""
@@ -124,10 +122,15 @@ class Consumer:
             engine.assign([])
 
     def subscription(self) -> set[str]:
-        """Return the topics that the consumer subscribes to; with a pattern, those that match it."""
+        """Return the topics that the consumer subscribes to; with a pattern, those that match it.
+
+        With a pattern that the broker matches (group.protocol=consumer), those of the assigned partitions.
+        """
         group = self._engine.group
         if group is None or group.topics is None:
             return set()
+        if group.topics.regex:
+            return {tp.topic for tp in self._engine.assignment.partitions}
         return set(group.topics.resolve(self._engine.metadata.cluster))
 
     def is_subscribed(self) -> bool:

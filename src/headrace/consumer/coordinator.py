@@ -50,6 +50,8 @@ GROUP_KEY = 0
 COMMIT_VERSIONS = (2, 9)
 FETCH_VERSIONS = (1, 9)
 """Later versions have topic ids instead of names."""
+STALE_RETRIES_MAX = 4
+"""Retries with a newer member epoch (KIP-848), which comes with a heartbeat. Then the partition has another owner."""
 IDLE_MS = 60_000.0
 CONNECT_WAIT_MS = 50.0
 MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR, Code.REQUEST_TIMED_OUT})
@@ -92,6 +94,12 @@ class _RetriedRequest(Generic[R, T]):
     error_of: Callable[[int], HeadraceError]
     deadline_ms: float
 
+    def is_retried(self, code: int, failures: int) -> bool:
+        """Return whether to retry: the member of a fetch may join again, while a commit is for the old one."""
+        if self.kind is OffsetFetchRequest:
+            return code in RETRIED or code in REMOVED
+        return code in RETRIED and not (code == Code.STALE_MEMBER_EPOCH and failures >= STALE_RETRIES_MAX)
+
 
 class GroupCoordinator:
     """Finds the coordinator and sends requests to it."""
@@ -122,9 +130,10 @@ class GroupCoordinator:
         self._random = random.Random()
         self._queue: deque[CoordinatorRequest[Any]] = deque()
         self.identity: Callable[[], GroupMetadata] = lambda: GroupMetadata(settings.group_id)
-        """The member for which offsets are committed."""
+        """The member for which offsets are committed; after the group has removed it, still the last one."""
+        self.is_member: Callable[[], bool] = lambda: False
         self.on_removed: Callable[[int], None] = lambda code: None
-        """Called when a commit shows that the group has removed the member."""
+        """Called when a response shows that the group has removed the member, or knows a newer epoch of it."""
         self.on_error: Callable[[HeadraceError], None] = lambda error: None
         """Called with an error that does not go away, such as a missing permission."""
 
@@ -284,7 +293,9 @@ class GroupCoordinator:
                     return
                 if code in MOVED:
                     self.forget(BrokerError(code=code))
-                error, is_retried = retried.error_of(code), code in RETRIED
+                elif code in REMOVED or code == Code.STALE_MEMBER_EPOCH:
+                    self.on_removed(code)
+                error, is_retried = retried.error_of(code), retried.is_retried(code, failures)
             if is_retried and self.retry_at_ms(failures + 1) < retried.deadline_ms:
                 self._send_retried(retried, on_result, failures + 1)
             else:
@@ -303,8 +314,7 @@ class GroupCoordinator:
         )
 
     def _commit_error(self, code: int) -> HeadraceError:
-        if code in REMOVED:
-            self.on_removed(code)
+        if code in REMOVED or code == Code.STALE_MEMBER_EPOCH:
             return CommitFailedError(
                 f"offsets of group {self._settings.group_id!r} were not committed ({BrokerError(code=code)}): the "
                 "group has removed this member, and its partitions may have another owner. Poll more often than "
@@ -346,6 +356,9 @@ class GroupCoordinator:
             return OffsetFetchRequest(group_id=group_id, topics=rows, require_stable=requires_stable)
         topics = [OffsetFetchRequestTopics(name=t, partition_indexes=p) for t, p in grouped.items()]
         group = OffsetFetchRequestGroup(group_id=group_id, topics=topics)
+        identity = self.identity()
+        if self._settings.is_consumer_protocol and self.is_member():
+            group = group.replace(member_id=identity.member_id, member_epoch=identity.generation_id)
         return OffsetFetchRequest(groups=[group], require_stable=requires_stable)
 
 

@@ -6,8 +6,9 @@ I/O thread: revoke, apply ── steps ──► Rebalancer (application thread,
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from headrace.client.metadata import MetadataUpdater
@@ -15,8 +16,10 @@ from headrace.client.network import NetworkClient
 from headrace.client.offsets import Isolation
 from headrace.client.plugins import PrefixedLogger
 from headrace.config.clock import Clock
+from headrace.consumer.classic_membership import ClassicMembership
+from headrace.consumer.consumer_membership import ConsumerMembership
 from headrace.consumer.coordinator import GroupCoordinator
-from headrace.consumer.membership import ClassicMembership, MemberState, Step, Topics
+from headrace.consumer.membership import MemberParts, Membership, MemberState, Step, Topics
 from headrace.consumer.metrics import ConsumerMetrics
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, Assignment
 from headrace.consumer.rebalances import RebalanceListener, Rebalancer
@@ -71,8 +74,9 @@ class ConsumerGroup:
             requires_stable=engine.settings.fetch.isolation is Isolation.READ_COMMITTED,
             log=engine.log,
         )
-        self.membership = ClassicMembership(
-            self.coordinator, engine.updater, settings, engine.clock, self, log=engine.log
+        kind = ConsumerMembership if settings.is_consumer_protocol else ClassicMembership
+        self.membership: Membership = kind(
+            MemberParts(self.coordinator, engine.updater, settings, engine.clock, self, engine.log)
         )
         self.rebalancer = Rebalancer(engine, self._commit_before_rebalance, engine.log)
         self.topics: Topics | None = None
@@ -111,7 +115,13 @@ class ConsumerGroup:
 
         self._engine.add_step(run)
 
-    def apply(self, step: Step, assigned: Sequence[TopicPartition], on_done: Callable[[bool], None]) -> None:
+    def apply(
+        self,
+        step: Step,
+        assigned: Sequence[TopicPartition],
+        on_done: Callable[[bool], None],
+        recreated: Collection[TopicPartition] = (),
+    ) -> None:
         """Let the application take partitions, in `poll`. I/O thread."""
 
         def run() -> None:
@@ -119,6 +129,7 @@ class ConsumerGroup:
                 return
             before = set(self._engine.assignment.partitions)
             try:
+                self.rebalancer.revoke(recreated, lost=True)
                 self.rebalancer.apply(assigned)
             finally:
                 has_revoked = bool(before - set(assigned))
@@ -145,10 +156,19 @@ class ConsumerGroup:
 
     # -- subscription --------------------------------------------------------------------------
 
+    def matching(self, names: frozenset[str], pattern: str | None, matches_internal: bool) -> Topics:
+        """Return a subscription. A pattern is matched by the broker, or with the classic protocol by this consumer."""
+        if pattern is None:
+            return Topics(names)
+        if self._settings.is_consumer_protocol:
+            return Topics(regex=pattern)
+        return Topics(pattern=re.compile(pattern), matches_internal=matches_internal)
+
     def subscribe(self, topics: Topics, listener: RebalanceListener | None) -> None:
         """Join the group with these topics."""
         self.topics = topics
         self.rebalancer.listener = listener or RebalanceListener()
+        self._engine.last_poll_ms = self._engine.clock.monotonic_ms()  # max.poll.interval.ms counts from here
         self._engine.call(lambda: self.membership.subscribe(topics))
 
     def unsubscribe(self, timeout_ms: float, reason: str) -> None:
@@ -161,7 +181,7 @@ class ConsumerGroup:
         finally:
             done: Outcome[None] = self._engine.outcome()
             self._engine.call(lambda: self.membership.leave(reason, lambda: done.succeed(None)))
-            self._engine.wait(done, timeout_ms, "LeaveGroup")
+            self._engine.wait(done, timeout_ms, "leaving the group")
 
     # -- commits -------------------------------------------------------------------------------
 

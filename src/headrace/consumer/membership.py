@@ -1,96 +1,57 @@
-"""Membership in a classic group: join, sync, heartbeats, leave.
+"""Membership in a group: what the classic protocol and the consumer protocol (KIP-848) share.
 
-    UNJOINED ─ subscribe ─► REVOKING ─ application ─► JOINING ─► SYNCING ─► ASSIGNING ─ application ─► STABLE
-                               ▲                                                                         │
-                               └────────── rebalance, new topics, removed from the group ◄──────────────┘
+    UNJOINED ─ subscribe ─► states of the protocol ─ leave ─► UNJOINED
     PARTED: left because the application does not poll; joins again when it does.   FAILED: an error that stays.
 
-Revoking and assigning are steps of the application, in `poll`; heartbeats continue meanwhile. I/O thread only.
+The states of the protocols, and their transitions, are in `classic_membership.py` and `consumer_membership.py`. Giving
+up and taking partitions are steps of the application, in `poll`; heartbeats continue meanwhile. I/O thread only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from headrace.client.metadata import Cluster, Metadata, MetadataUpdater
 from headrace.client.plugins import PrefixedLogger
 from headrace.config.clock import Clock
-from headrace.consumer.assignors import Member, assign, is_cooperative, user_data
-from headrace.consumer.coordinator import MOVED, CoordinatorRequest, GroupCoordinator
+from headrace.consumer.coordinator import CoordinatorRequest, GroupCoordinator
 from headrace.consumer.settings import GroupSettings
-from headrace.errors import (
-    BrokerError,
-    Code,
-    ConnectionFailedError,
-    HeadraceError,
-    IllegalStateError,
-    WireError,
-)
+from headrace.errors import HeadraceError, IllegalStateError
 from headrace.types import GroupMetadata, TopicPartition
-from headrace.wire.api.groups import (
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupRequestProtocol,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    MemberIdentity,
-    SyncGroupRequest,
-    SyncGroupRequestAssignment,
-    SyncGroupResponse,
-)
-from headrace.wire.consumer_protocol import (
-    ConsumerProtocolSubscription,
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
-    encode_subscription,
-    partitions_by_topic,
-)
 from headrace.wire.schema import Message, RequestMessage
 
 R = TypeVar("R", bound=Message)
-PROTOCOL_TYPE = "consumer"
 NO_GENERATION = -1
-JOIN_MARGIN_MS = 5000.0
-"""How much longer than the rebalance timeout to wait for the response to JoinGroup."""
-METADATA_WAIT_MS_MAX = 5000.0
-"""How long a leader waits for the metadata of topics of other members; then it assigns without them."""
 IDLE_MS = 60_000.0
-REMOVED = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION})
 
 
 class MemberState(Enum):
+    """The states of both protocols; each has a table of its own."""
+
     UNJOINED = auto()
     REVOKING = auto()
     JOINING = auto()
     SYNCING = auto()
     ASSIGNING = auto()
     STABLE = auto()
+    RECONCILING = auto()
+    ACKNOWLEDGING = auto()
+    FENCED = auto()
     PARTED = auto()
     FAILED = auto()
 
 
-_ANY = frozenset({MemberState.UNJOINED, MemberState.PARTED, MemberState.FAILED})
-TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
-    MemberState.UNJOINED: frozenset({MemberState.REVOKING, MemberState.FAILED}),
-    MemberState.REVOKING: _ANY | {MemberState.JOINING},
-    MemberState.JOINING: _ANY | {MemberState.SYNCING, MemberState.REVOKING},
-    MemberState.SYNCING: _ANY | {MemberState.ASSIGNING, MemberState.JOINING, MemberState.REVOKING},
-    MemberState.ASSIGNING: _ANY | {MemberState.STABLE, MemberState.REVOKING},
-    MemberState.STABLE: _ANY | {MemberState.REVOKING},
-    MemberState.PARTED: frozenset({MemberState.REVOKING, MemberState.UNJOINED}),
-    MemberState.FAILED: frozenset({MemberState.UNJOINED}),
-}
-HEARTBEATING = frozenset({MemberState.REVOKING, MemberState.ASSIGNING, MemberState.STABLE})
-POLL_CHECKED = HEARTBEATING | {MemberState.JOINING, MemberState.SYNCING}
+OUTSIDE = frozenset({MemberState.UNJOINED, MemberState.PARTED, MemberState.FAILED})
+"""States in which the consumer is not in the group. A member can get there from every other state."""
+Transitions = Mapping[MemberState, frozenset[MemberState]]
 
-
+LeaveRequest = tuple[type[RequestMessage[Any]], Callable[[int], RequestMessage[Any]]]
+"""The kind of a request that leaves the group, and how to build it for a version."""
 Step = Callable[[], bool]
 """Returns whether a step is still to be done: the state of the member may have changed before the application polls."""
 
@@ -101,8 +62,17 @@ class Application(Protocol):
     def revoke(self, step: Step, on_done: Callable[[], None], *, lost: bool, keeps: bool) -> None:
         """Give up the partitions, except if `keeps` (cooperative) those of subscribed topics; then call `on_done`."""
 
-    def apply(self, step: Step, assigned: Sequence[TopicPartition], on_done: Callable[[bool], None]) -> None:
-        """Take the assigned partitions; then call `on_done` with whether some were revoked."""
+    def apply(
+        self,
+        step: Step,
+        assigned: Sequence[TopicPartition],
+        on_done: Callable[[bool], None],
+        recreated: Collection[TopicPartition] = (),
+    ) -> None:
+        """Take the assigned partitions; then call `on_done` with whether some were revoked.
+
+        `recreated` are partitions of topics that were deleted and created again: they are lost, and start anew.
+        """
 
     def owned(self) -> list[TopicPartition]: ...
     def raise_in_poll(self, error: HeadraceError) -> None: ...
@@ -118,10 +88,13 @@ class Topics:
 
     names: frozenset[str] = frozenset()
     pattern: re.Pattern[str] | None = None
+    """Matched by the consumer, with the names of all topics."""
+    regex: str = ""
+    """Matched by the broker (KIP-848)."""
     matches_internal: bool = False
 
     def resolve(self, cluster: Cluster) -> frozenset[str]:
-        """Return the topics; those of a pattern from the metadata."""
+        """Return the topics; those of a pattern from the metadata. The broker alone knows those of a regex."""
         if self.pattern is None:
             return self.names
         return frozenset(
@@ -131,45 +104,44 @@ class Topics:
         )
 
 
-class ClassicMembership:
+@dataclass(frozen=True, slots=True)
+class MemberParts:
+    """What a member works with."""
+
+    coordinator: GroupCoordinator
+    updater: MetadataUpdater
+    settings: GroupSettings
+    clock: Clock
+    application: Application
+    log: PrefixedLogger
+
+
+class Membership(ABC):
     """The state of this member, and its requests to the coordinator."""
 
-    def __init__(
-        self,
-        coordinator: GroupCoordinator,
-        updater: MetadataUpdater,
-        settings: GroupSettings,
-        clock: Clock,
-        application: Application,
-        *,
-        log: PrefixedLogger,
-    ) -> None:
-        self._coordinator = coordinator
-        self._updater = updater
-        self._metadata: Metadata = updater.metadata
-        self._settings = settings
-        self._clock = clock
-        self._application = application
-        self._log = log
+    transitions: ClassVar[Transitions]
+    poll_checked: ClassVar[frozenset[MemberState]]
+    """States in which the application must poll."""
+    renewing: ClassVar[frozenset[MemberState]]
+    """States that start a new attempt: responses to earlier requests, and earlier steps, are ignored from then on."""
+
+    def __init__(self, parts: MemberParts) -> None:
+        self._coordinator = coordinator = parts.coordinator
+        self._updater = parts.updater
+        self._metadata: Metadata = parts.updater.metadata
+        self._settings = parts.settings
+        self._clock = parts.clock
+        self._application = parts.application
+        self._log = parts.log
         self._state = MemberState.UNJOINED
-        self._generation = NO_GENERATION
+        self._generation = NO_GENERATION  # Or the epoch of the member.
         self._member_id = ""
         self._topics = Topics()
-        self._joined_topics: frozenset[str] = frozenset()
-        self._joined_counts: dict[str, int | None] = {}  # Partitions of all topics of the group; set by the leader.
-        self._pending_assignment: tuple[JoinGroupResponse, float] | None = None  # And until when to wait for metadata.
-        self._previous: list[TopicPartition] = []  # The last assignment, for the sticky assignor.
-        self._group_topics: frozenset[str] = frozenset()
-        self._cluster: Cluster | None = None
-        self._attempt = 0  # Responses to requests of earlier attempts are ignored.
-        self._failures = 0
-        self._join_at_ms = 0.0
-        self._is_requested = False  # JoinGroup, SyncGroup or Heartbeat is in flight.
-        self._heartbeat_at_ms = 0.0
-        self._heard_at_ms = 0.0
-        self._is_rejoin_needed = False
-        self._identity = GroupMetadata(settings.group_id, NO_GENERATION, "", settings.instance_id)
+        self._attempt = 0
+        self._is_requested = False  # A request of the current attempt is in flight.
+        self._identity = self._no_identity()
         coordinator.identity = lambda: self._identity
+        coordinator.is_member = lambda: self._generation != NO_GENERATION
         coordinator.on_removed = self._on_removed
         coordinator.on_error = self._fail
 
@@ -185,12 +157,13 @@ class ClassicMembership:
         return self._state
 
     def _transition_to(self, state: MemberState) -> None:
-        if state not in TRANSITIONS[self._state]:
+        if state not in self.transitions[self._state]:
             raise IllegalStateError(f"internal error: a member cannot go from {self._state.name} to {state.name}")
         self._log.debug("member: %s → %s", self._state.name, state.name)
         self._state = state
-        self._attempt += 1
-        self._is_requested = False
+        if state in self.renewing:
+            self._attempt += 1
+            self._is_requested = False
 
     def _step(self) -> Step:
         attempt = self._attempt
@@ -200,63 +173,65 @@ class ClassicMembership:
         self._generation, self._member_id = generation, member_id
         self._identity = GroupMetadata(self._settings.group_id, generation, member_id, self._settings.instance_id)
 
-    @property
-    def _is_cooperative(self) -> bool:
-        return is_cooperative(self._settings.assignors)
+    def _no_identity(self) -> GroupMetadata:
+        return GroupMetadata(self._settings.group_id, NO_GENERATION, "", self._settings.instance_id)
 
+    def _forget_member(self, member_id: str = "") -> None:
+        """Be no member any more. The identity stays, as in Java, so that commits fail: a commit without a member is
+        accepted by a group without members, and could undo those of later owners.
+        """
+        self._generation, self._member_id = NO_GENERATION, member_id
+
+    @abstractmethod
     def topics(self) -> frozenset[str]:
         """Return the topics whose metadata is needed."""
-        return self._topics.resolve(self._metadata.cluster) | self._group_topics
 
     # -- subscription --------------------------------------------------------------------------
 
     def subscribe(self, topics: Topics) -> None:
-        """Join the group with these topics, or join again."""
+        """Join the group with these topics, or tell it about them."""
         self._topics = topics
         self._updater.track_all_topics(topics.pattern is not None)
         for name in topics.names:
             self._metadata.add_topic(name)
         if topics.pattern is not None:
             self._metadata.request_update(is_urgent=True)
-        if self._state in (MemberState.UNJOINED, MemberState.FAILED):
-            if self._state is MemberState.FAILED:
-                self._transition_to(MemberState.UNJOINED)
-            self._revoke(lost=False)
-        else:
-            self._is_rejoin_needed = True
+        if self._state is MemberState.FAILED:
+            self._transition_to(MemberState.UNJOINED)
+        self._on_subscribed()
+
+    @abstractmethod
+    def _on_subscribed(self) -> None:
+        """Join if UNJOINED; otherwise tell the group about the changed subscription."""
 
     def leave(self, reason: str, on_done: Callable[[], None]) -> None:
-        """Leave the group; a static member stays in it until its session expires, as in Java."""
+        """Leave the group."""
         self._topics = Topics()
         self._updater.track_all_topics(False)
+        leave = self._leave_request(reason)
         if self._state is not MemberState.UNJOINED:
             self._transition_to(MemberState.UNJOINED)
-        self._send_leave(reason, on_done)
+        self._forget_member()
+        self._identity = self._no_identity()
+        self._send_leave(leave, on_done)
 
-    def _send_leave(self, reason: str, on_done: Callable[[], None]) -> None:
-        member_id, instance_id = self._member_id, self._settings.instance_id
-        self._set_identity(NO_GENERATION, "")
-        if not member_id or instance_id is not None or not self._coordinator.is_known():
+    @abstractmethod
+    def _leave_request(self, reason: str) -> LeaveRequest | None:
+        """Return the request that leaves the group; None: there is nothing to leave."""
+
+    def _send_leave(self, leave: LeaveRequest | None, on_done: Callable[[], None]) -> None:
+        if leave is None or not self._coordinator.is_known():
             on_done()
             return
-
-        def build(version: int) -> LeaveGroupRequest:
-            if version < 3:
-                return LeaveGroupRequest(group_id=self._settings.group_id, member_id=member_id)
-            identity = MemberIdentity(member_id=member_id, reason=reason)
-            return LeaveGroupRequest(group_id=self._settings.group_id, members=[identity])
-
-        def on_result(response: LeaveGroupResponse | HeadraceError) -> None:
-            on_done()
-
+        kind, build = leave
         timeout_ms = self._settings.request_timeout_ms
         self._coordinator.submit(
             CoordinatorRequest(
-                LeaveGroupRequest.api_key,
+                kind.api_key,
                 build,
-                (LeaveGroupRequest.versions.first, LeaveGroupRequest.versions.last),
+                (kind.versions.first, kind.versions.last),
                 timeout_ms,
-                on_result,
+                lambda result: on_done(),
                 deadline_ms=self._clock.monotonic_ms() + timeout_ms,
             )
         )
@@ -270,37 +245,23 @@ class ClassicMembership:
         if self._state is MemberState.PARTED:
             if self._application.is_overdue(now):
                 return IDLE_MS  # the next poll wakes this thread
-            self._revoke(lost=True)
-        if self._state in POLL_CHECKED and self._application.is_overdue(now):
+            self._rejoin()
+        if self._state in self.poll_checked and self._application.is_overdue(now):
             self._part()
             return IDLE_MS
-        wait_ms = max(0.0, self._application.poll_deadline_ms() - now)
-        self._check_metadata()
-        if self._state is MemberState.JOINING and not self._is_requested:
-            wait_ms = min(wait_ms, self._join(now))
-        if self._state in HEARTBEATING:
-            wait_ms = min(wait_ms, self._beat(now))
-        return wait_ms
+        return min(max(0.0, self._application.poll_deadline_ms() - now), self._advance(now))
 
-    def _check_metadata(self) -> None:
-        """Rejoin if topics or partitions have changed; as leader, also for topics of other members."""
-        cluster = self._metadata.cluster
-        is_new, self._cluster = cluster is not self._cluster, cluster
-        if self._state is not MemberState.STABLE:
-            return
-        if self._is_rejoin_needed:
-            self._log.info("rejoining: the subscription or the assignment has changed")
-        elif not is_new:
-            return
-        elif self._topics.pattern is not None and self._topics.resolve(cluster) != self._joined_topics:
-            self._log.info("rejoining: the topics that match the pattern have changed")
-        elif self._joined_counts and any(
-            cluster.partition_count(topic) not in (count, None) for topic, count in self._joined_counts.items()
-        ):
-            self._log.info("rejoining: the number of partitions has changed")
-        else:
-            return
-        self._revoke(lost=False)
+    @abstractmethod
+    def _advance(self, now: float) -> float:
+        """Do what is due in a state of the protocol; returns the time until the next check."""
+
+    @abstractmethod
+    def _rejoin(self) -> None:
+        """Let the application give up its partitions, which are lost, and join again."""
+
+    @abstractmethod
+    def _on_removed(self, code: int) -> None:
+        """Handle a commit that failed because the group has removed this member."""
 
     def _part(self) -> None:
         """Leave, because the application does not poll."""
@@ -309,236 +270,18 @@ class ClassicMembership:
             "max.poll.records",
             self._settings.max_poll_interval_ms,
         )
+        leave = self._leave_request("the application did not poll within max.poll.interval.ms")
         self._transition_to(MemberState.PARTED)
-        self._send_leave("the application did not poll within max.poll.interval.ms", lambda: None)
-
-    def _revoke(self, *, lost: bool) -> None:
-        """Let the application give up its partitions, then join."""
-        self._transition_to(MemberState.REVOKING)
-        self._is_rejoin_needed = False
-        attempt = self._attempt
-        if lost:
-            self._set_identity(NO_GENERATION, self._member_id if self._settings.instance_id else "")
-            self._previous = []
-
-        def on_done() -> None:
-            if attempt == self._attempt:
-                self._transition_to(MemberState.JOINING)
-
-        self._application.revoke(self._step(), on_done, lost=lost, keeps=self._is_cooperative)
-
-    def _on_removed(self, code: int) -> None:
-        """Join again as a new member: the group has removed this one."""
-        if self._state in (MemberState.UNJOINED, MemberState.PARTED, MemberState.FAILED):
-            return
-        self._log.warning("removed from the group: %s", BrokerError(code=code))
-        if self._state is MemberState.REVOKING:
-            self._transition_to(MemberState.JOINING)
-        self._set_identity(NO_GENERATION, "")
-        self._revoke(lost=True)
+        self._forget_member()
+        self._send_leave(leave, lambda: None)
 
     def _fail(self, error: HeadraceError) -> None:
-        """Stop, with an error that does not go away."""
+        """Stop, with an error that does not go away. The partitions are lost."""
         if self._state not in (MemberState.UNJOINED, MemberState.FAILED):
             self._transition_to(MemberState.FAILED)
-            self._set_identity(NO_GENERATION, "")
+            self._forget_member()
+            self._application.revoke(self._step(), lambda: None, lost=True, keeps=False)
         self._application.raise_in_poll(error)
-
-    # -- join ----------------------------------------------------------------------------------
-
-    def _join(self, now: float) -> float:
-        if self._pending_assignment is not None:
-            response, until_ms = self._pending_assignment
-            return self._lead(response, until_ms, now)
-        if now < self._join_at_ms:
-            return self._join_at_ms - now
-        if self._topics.pattern is not None and self._metadata.version == 0:
-            return IDLE_MS  # the metadata wakes this thread
-        self._is_requested = True
-        self._is_rejoin_needed = False
-        self._joined_topics = self._topics.resolve(self._metadata.cluster)
-        settings = self._settings
-
-        def build(version: int) -> JoinGroupRequest:
-            request = JoinGroupRequest(
-                group_id=settings.group_id,
-                session_timeout_ms=settings.session_timeout_ms,
-                rebalance_timeout_ms=settings.max_poll_interval_ms,
-                member_id=self._member_id,
-                protocol_type=PROTOCOL_TYPE,
-                protocols=self._protocols(),
-            )
-            return request.replace(group_instance_id=settings.instance_id) if version >= 5 else request
-
-        timeout_ms = max(settings.request_timeout_ms, settings.max_poll_interval_ms + JOIN_MARGIN_MS)
-        self._submit(JoinGroupRequest, build, self._on_joined, timeout_ms=timeout_ms)
-        return IDLE_MS
-
-    def _protocols(self) -> list[JoinGroupRequestProtocol]:
-        owned = self._application.owned() if self._is_cooperative else []
-        rows = []
-        for name in self._settings.assignors:
-            subscription = ConsumerProtocolSubscription(
-                topics=sorted(self._joined_topics),
-                user_data=user_data(name, self._previous, self._generation),
-                owned_partitions=partitions_by_topic(owned),
-                generation_id=self._generation,
-                rack_id=self._settings.rack or None,
-            )
-            rows.append(JoinGroupRequestProtocol(name=name, metadata=encode_subscription(subscription)))
-        return rows
-
-    def _on_joined(self, response: JoinGroupResponse) -> None:
-        code = response.error_code
-        if code == Code.MEMBER_ID_REQUIRED:
-            self._set_identity(NO_GENERATION, response.member_id)
-            self._is_requested = False
-            return
-        if code:
-            self._rejoin_after(code, "JoinGroup")
-            return
-        self._failures = 0
-        self._set_identity(response.generation_id, response.member_id)
-        self._joined_counts = {}
-        self._group_topics = frozenset()
-        self._log.info("joined generation %d as %s", response.generation_id, response.member_id)
-        if response.leader == response.member_id and not response.skip_assignment:
-            self._is_requested = False
-            self._lead(response, self._clock.monotonic_ms() + METADATA_WAIT_MS_MAX, self._clock.monotonic_ms())
-        else:
-            self._sync(response, {})
-
-    def _lead(self, response: JoinGroupResponse, until_ms: float, now: float) -> float:
-        """Assign the partitions, when the metadata has all topics."""
-        try:
-            members = [
-                Member(row.member_id, row.group_instance_id, decode_subscription(row.metadata))
-                for row in response.members
-            ]
-        except WireError as error:
-            self._pending_assignment = None
-            self._fail(error)
-            return IDLE_MS
-        topics = frozenset(topic for member in members for topic in member.subscription.topics)
-        self._group_topics = topics
-        cluster = self._metadata.cluster
-        missing = [t for t in topics if cluster.partition_count(t) is None and t not in cluster.errors]
-        for topic in missing:
-            self._metadata.add_topic(topic)
-        if missing and now < until_ms:
-            self._pending_assignment = (response, until_ms)
-            return until_ms - now
-        self._pending_assignment = None
-        counts = {topic: cluster.partition_count(topic) for topic in topics}
-        self._joined_counts = dict(counts)
-        known = {topic: count for topic, count in counts.items() if count is not None}
-        self._sync(response, assign(response.protocol_name or "", members, known))
-        return IDLE_MS
-
-    # -- sync ----------------------------------------------------------------------------------
-
-    def _sync(self, joined: JoinGroupResponse, assigned: dict[str, list[TopicPartition]]) -> None:
-        self._transition_to(MemberState.SYNCING)
-        self._is_requested = True
-        generation, member_id = self._generation, self._member_id
-
-        def build(version: int) -> SyncGroupRequest:
-            request = SyncGroupRequest(
-                group_id=self._settings.group_id,
-                generation_id=generation,
-                member_id=member_id,
-                protocol_type=PROTOCOL_TYPE,
-                protocol_name=joined.protocol_name,
-                assignments=[
-                    SyncGroupRequestAssignment(member_id=each, assignment=encode_assignment(partitions))
-                    for each, partitions in assigned.items()
-                ],
-            )
-            return request.replace(group_instance_id=self._settings.instance_id) if version >= 3 else request
-
-        timeout_ms = max(self._settings.request_timeout_ms, self._settings.max_poll_interval_ms + JOIN_MARGIN_MS)
-        self._submit(SyncGroupRequest, build, self._on_synced, timeout_ms=timeout_ms)
-
-    def _on_synced(self, response: SyncGroupResponse) -> None:
-        if response.error_code:
-            self._rejoin_after(response.error_code, "SyncGroup")
-            return
-        try:
-            partitions = decode_assignment(response.assignment)
-        except WireError as error:
-            self._fail(error)
-            return
-        now = self._clock.monotonic_ms()
-        self._heard_at_ms, self._heartbeat_at_ms = now, now + self._settings.heartbeat_interval_ms
-        self._transition_to(MemberState.ASSIGNING)
-        self._previous = partitions
-        attempt = self._attempt
-
-        def on_done(has_revoked: bool) -> None:
-            if attempt == self._attempt:
-                # Cooperative: what was revoked is assigned to others in the next rebalance.
-                self._is_rejoin_needed = self._is_rejoin_needed or has_revoked
-                self._transition_to(MemberState.STABLE)
-
-        self._application.apply(self._step(), partitions, on_done)
-
-    def _rejoin_after(self, code: int, api: str) -> None:
-        """Handle an error of JoinGroup or SyncGroup."""
-        self._failures += 1
-        if code in MOVED:
-            self._coordinator.forget(BrokerError(api, code=code))
-        elif code in REMOVED:
-            self._set_identity(NO_GENERATION, "")
-        elif code not in (Code.COORDINATOR_LOAD_IN_PROGRESS, Code.REBALANCE_IN_PROGRESS):
-            self._fail(BrokerError(f"{api} of group {self._settings.group_id!r}", code=code))
-            return
-        self._retry_join()
-
-    def _retry_join(self) -> None:
-        if self._state is MemberState.SYNCING:
-            self._transition_to(MemberState.JOINING)
-        self._is_requested = False
-        self._join_at_ms = self._coordinator.retry_at_ms(self._failures)
-
-    # -- heartbeats ----------------------------------------------------------------------------
-
-    def _beat(self, now: float) -> float:
-        if self._generation == NO_GENERATION:
-            return IDLE_MS
-        if now - self._heard_at_ms >= self._settings.session_timeout_ms:
-            self._coordinator.forget("no response to heartbeats for session.timeout.ms")
-            self._heard_at_ms = now
-        if self._is_requested or now < self._heartbeat_at_ms:
-            return IDLE_MS if self._is_requested else self._heartbeat_at_ms - now
-        self._is_requested = True
-        generation, member_id = self._generation, self._member_id
-
-        def build(version: int) -> HeartbeatRequest:
-            request = HeartbeatRequest(group_id=self._settings.group_id, generation_id=generation, member_id=member_id)
-            return request.replace(group_instance_id=self._settings.instance_id) if version >= 3 else request
-
-        self._submit(HeartbeatRequest, build, self._on_heartbeat)
-        return self._settings.heartbeat_interval_ms
-
-    def _on_heartbeat(self, response: HeartbeatResponse) -> None:
-        self._is_requested = False
-        code = response.error_code
-        self._heartbeat_at_ms = self._clock.monotonic_ms() + self._settings.heartbeat_interval_ms
-        if code == Code.NONE:
-            self._heard_at_ms = self._clock.monotonic_ms()
-        elif code == Code.REBALANCE_IN_PROGRESS:
-            self._heard_at_ms = self._clock.monotonic_ms()
-            if self._state is MemberState.STABLE:
-                self._log.info("the group rebalances")
-                self._revoke(lost=False)
-            elif self._state is MemberState.ASSIGNING:
-                self._is_rejoin_needed = True
-        elif code in REMOVED:
-            self._on_removed(code)
-        elif code in MOVED:
-            self._coordinator.forget(BrokerError("Heartbeat", code=code))
-        elif code != Code.COORDINATOR_LOAD_IN_PROGRESS:
-            self._fail(BrokerError(f"Heartbeat of group {self._settings.group_id!r}", code=code))
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -549,35 +292,31 @@ class ClassicMembership:
         on_response: Callable[[R], None],
         *,
         timeout_ms: float | None = None,
+        first_version: int | None = None,
     ) -> None:
-        """Send a request; its response is ignored if the state has changed in the meantime."""
+        """Send a request; its response is ignored if another attempt has started in the meantime."""
         attempt = self._attempt
 
         def on_result(result: R | HeadraceError) -> None:
             if attempt != self._attempt:
                 return
+            self._is_requested = False
             if isinstance(result, HeadraceError):
                 self._on_request_failed(result)
             else:
                 on_response(result)
 
+        self._is_requested = True
         self._coordinator.submit(
             CoordinatorRequest(
                 kind.api_key,
                 build,
-                (kind.versions.first, kind.versions.last),
+                (kind.versions.first if first_version is None else first_version, kind.versions.last),
                 timeout_ms or self._settings.request_timeout_ms,
                 on_result,
             )
         )
 
+    @abstractmethod
     def _on_request_failed(self, error: HeadraceError) -> None:
-        """Retry after a lost connection; other errors stay."""
-        self._is_requested = False
-        if not isinstance(error, ConnectionFailedError):
-            self._fail(error)
-        elif self._state in (MemberState.JOINING, MemberState.SYNCING):
-            self._failures += 1
-            self._retry_join()
-        else:
-            self._heartbeat_at_ms = self._coordinator.retry_at_ms(1)
+        """Handle a request without a response."""

@@ -104,14 +104,15 @@ _GROUP = (
         "group.instance.id",
         "str",
         None,
-        "Makes the consumer a static member: it may restart within session.timeout.ms without a rebalance.",
+        "Makes the consumer a static member: it may restart within the session timeout without a rebalance.",
         NotEmpty(),
     ),
     Option(
         "group.protocol",
         "str",
         "classic",
-        "The protocol of the group: classic, or consumer (KIP-848), which is not supported yet: it is an error.",
+        "The protocol of the group: classic, or consumer (KIP-848), in which the brokers assign the partitions; it "
+        "needs Kafka 4.0 or newer.",
         OneOf("classic", "consumer", ignore_case=True),
         "high",
     ),
@@ -133,7 +134,8 @@ _GROUP = (
         "session.timeout.ms",
         "int",
         45_000,
-        "The time without heartbeats after which the coordinator removes the member from the group.",
+        "With group.protocol=classic: the time without heartbeats after which the coordinator removes the member from "
+        "the group.",
         Between(1),
         "high",
     ),
@@ -141,7 +143,8 @@ _GROUP = (
         "heartbeat.interval.ms",
         "int",
         3000,
-        "The time between heartbeats, which the I/O thread sends. At most a third of session.timeout.ms is usual.",
+        "With group.protocol=classic: the time between heartbeats, which the I/O thread sends. At most a third of "
+        "session.timeout.ms is usual.",
         Between(1),
         "high",
     ),
@@ -178,7 +181,12 @@ _GROUP = (
         "Let brokers create subscribed topics that do not exist, if they are configured to.",
     ),
     Option(
-        "exclude.internal.topics", "bool", True, "Whether a pattern does not match internal topics.", None, "medium"
+        "exclude.internal.topics",
+        "bool",
+        True,
+        "Whether a pattern does not match internal topics. Without effect with group.protocol=consumer: brokers match.",
+        None,
+        "medium",
     ),
     Option(
         "check.crcs", "bool", True, "Verify checksums.", None, "low", "checksums are always verified, at little cost"

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX = 100
 """Requests in flight to a broker: a fetch, and few others."""
+CLASSIC_PROTOCOL_ONLY = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
+"""Options that brokers decide with group.protocol=consumer; setting one is an error, as in Java."""
+CONSUMER_PROTOCOL_ONLY = ("group.remote.assignor",)
 _client_numbers = itertools.count(1)  # next() is atomic.
 _warned_no_effect: set[str] = set()  # One warning for each option and process.
 
@@ -93,13 +96,14 @@ def _check_group(config: Config, group_id: str | None) -> dict[str, object]:
         if config["group.instance.id"] is not None:
             raise ConfigError("group.instance.id is set, but group.id is not: set it, too")
         return {"enable.auto.commit": False}
-    if config["group.protocol"] == "consumer":
-        raise ConfigError(
-            "group.protocol is consumer (KIP-848), which this consumer does not support yet: leave it unset, for the "
-            "classic protocol, which all brokers have"
-        )
-    if config["group.remote.assignor"] is not None:
-        raise ConfigError("group.remote.assignor is set, but needs group.protocol=consumer, which is not supported yet")
+    is_classic = config["group.protocol"] == "classic"
+    for name in CONSUMER_PROTOCOL_ONLY if is_classic else CLASSIC_PROTOCOL_ONLY:
+        if config.given(name) and config[name] is not None:
+            other = "consumer" if is_classic else "classic"
+            raise ConfigError(
+                f"{name} is set, but does not apply to group.protocol={config['group.protocol']}: leave it unset, or "
+                f"set group.protocol={other}"
+            )
     session_ms, heartbeat_ms = config.of(int, "session.timeout.ms"), config.of(int, "heartbeat.interval.ms")
     if heartbeat_ms >= session_ms:
         raise ConfigError(
@@ -133,6 +137,11 @@ class GroupSettings:
     request_timeout_ms: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int
+
+    @property
+    def is_consumer_protocol(self) -> bool:
+        """Whether the brokers assign the partitions (KIP-848)."""
+        return self.protocol == "consumer"
 
 
 @dataclass(frozen=True, slots=True)

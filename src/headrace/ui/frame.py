@@ -34,6 +34,7 @@ NAVIGATION = (
     ("Transactions", "/transactions", "x"),
     ("Groups", "/groups", "g"),
     ("Pipelines", "/pipelines", "s"),
+    ("Access", "/access", "a"),
     ("Faults", "/faults", "f"),
 )
 """Name, path, and the key that opens it after `g`."""

@@ -39,6 +39,10 @@ SCRAM_SHA_512 = "SCRAM-SHA-512"
 OAUTHBEARER = "OAUTHBEARER"
 MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER)
 
+HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
+SCRAM_NUMBERS = {SCRAM_SHA_256: 1, SCRAM_SHA_512: 2}
+"""The numbers of the SCRAM mechanisms in requests."""
+
 HANDSHAKE_VERSION = 1
 AUTHENTICATE_VERSIONS = (0, 2)
 ROUND_TRIPS_MAX = 4
@@ -51,7 +55,6 @@ REFUSAL_BYTES_MAX = 1000
 """The maximum size of a broker's explanation in an error."""
 
 _NONCE_BYTES = 24
-_HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 _EXTENSION_NAME = re.compile(r"[A-Za-z]+")
 _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
@@ -169,7 +172,7 @@ class ScramMechanism(Mechanism):
     ) -> None:
         super().__init__(host, f"{'delegation token' if token_auth else 'user'} {username!r}")
         self.name = name
-        self._hash = _HASHES[name]
+        self._hash = HASHES[name]
         self._password = password.encode()
         self._nonce = nonce or base64.b64encode(secrets.token_bytes(_NONCE_BYTES)).decode()
         saslname = username.replace("=", "=3D").replace(",", "=2C")

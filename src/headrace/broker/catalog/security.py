@@ -5,35 +5,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
 from headrace.broker.catalog.journal import Event
+from headrace.wire.acls import Operation, Pattern, Permission, Resource
 
 WILDCARD = "*"
 
 
-class Pattern(IntEnum):
-    """Kafka's resource pattern types."""
-
-    UNKNOWN = 0
-    ANY = 1
-    MATCH = 2
-    LITERAL = 3
-    PREFIXED = 4
-
-
-class Permission(IntEnum):
-    """Kafka's ACL permission types."""
-
-    UNKNOWN = 0
-    ANY = 1
-    DENY = 2
-    ALLOW = 3
-
-
 class Acl(NamedTuple):
-    """An ACL. Resource and operation are numbers of the enums in `security.authorizer`."""
+    """An ACL, with the numbers of `wire.acls`."""
 
     resource: int
     name: str
@@ -57,10 +38,10 @@ class AclFilter(NamedTuple):
 
     def matches(self, acl: Acl) -> bool:
         return (
-            self.resource in (1, acl.resource)
+            self.resource in (Resource.ANY, acl.resource)
             and self.principal in (None, acl.principal)
             and self.host in (None, acl.host)
-            and self.operation in (1, acl.operation)
+            and self.operation in (Operation.ANY, acl.operation)
             and self.permission in (Permission.ANY, acl.permission)
             and self._matches_name(acl)
         )

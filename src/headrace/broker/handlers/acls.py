@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from headrace.broker.catalog.security import Acl, AclFilter, Acls, Pattern, Permission
+from headrace.broker.catalog.security import Acl, AclFilter, Acls
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
+from headrace.wire.acls import CLUSTER_NAME, Operation, Pattern, Permission, Resource
 from headrace.wire.api.access import (
     AclCreationResult,
     AclDescription,

@@ -11,7 +11,7 @@ from headrace.broker.catalog.security import Users
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.security.authorizer import Operation
 from headrace.broker.security.sasl import sasl_of
-from headrace.broker.security.scram import HASHES, ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, from_salted
+from headrace.broker.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, from_salted
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.access import (
     AlterUserScramCredentialsRequest,
@@ -30,6 +30,7 @@ from headrace.wire.api.sasl import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
+from headrace.wire.sasl import HASHES, SCRAM_NUMBERS
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -96,7 +97,7 @@ def _describe_user(broker: Broker, name: str, occurrences: int) -> DescribeUserS
         message = f"user {name!r} has no SCRAM credential"
         return DescribeUserScramCredentialsResult(user=name, error_code=Code.RESOURCE_NOT_FOUND, error_message=message)
     infos = [
-        CredentialInfo(mechanism=NUMBERS[mechanism], iterations=credential.iterations)
+        CredentialInfo(mechanism=SCRAM_NUMBERS[mechanism], iterations=credential.iterations)
         for mechanism, credential in sorted(credentials.items())
     ]
     return DescribeUserScramCredentialsResult(user=name, error_message=None, credential_infos=infos)
@@ -106,7 +107,7 @@ def _describe_user(broker: Broker, name: str, occurrences: int) -> DescribeUserS
 
 
 _Change = ScramCredentialDeletion | ScramCredentialUpsertion
-_MECHANISMS = {number: name for name, number in NUMBERS.items()}
+_MECHANISMS = {number: name for name, number in SCRAM_NUMBERS.items()}
 
 
 def handle_alter_user_scram_credentials(
@@ -140,7 +141,7 @@ def _event(broker: Broker, change: _Change) -> Event:
     mechanism = _MECHANISMS.get(change.mechanism)
     if mechanism is None:
         raise BrokerError(
-            f"invalid SCRAM mechanism {change.mechanism}: expected one of {', '.join(NUMBERS)}",
+            f"invalid SCRAM mechanism {change.mechanism}: expected one of {', '.join(SCRAM_NUMBERS)}",
             code=Code.UNSUPPORTED_SASL_MECHANISM,
         )
     if isinstance(change, ScramCredentialUpsertion):

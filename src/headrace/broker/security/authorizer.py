@@ -12,52 +12,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import IntEnum
 
-from headrace.broker.catalog.security import WILDCARD, Acl, Acls, Pattern, Permission
+from headrace.broker.catalog.security import WILDCARD, Acl, Acls
 from headrace.broker.context import Session
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, ConfigError
+from headrace.wire.acls import CLUSTER_NAME, Operation, Pattern, Permission, Resource
 
-CLUSTER_NAME = "kafka-cluster"
+__all__ = [
+    "ANY_PRINCIPAL",
+    "CLUSTER_NAME",
+    "DECISIONS_MAX",
+    "AclAuthorizer",
+    "Authorizer",
+    "Operation",
+    "Resource",
+    "create_authorizer",
+    "parse_super_users",
+]
+
 ANY_PRINCIPAL = "User:*"
 DECISIONS_MAX = 50_000
 """The size of the decision cache. It is cleared when full: clients may invent any number of names."""
-
-
-class Operation(IntEnum):
-    """An operation, with Kafka's numbers."""
-
-    UNKNOWN = 0
-    ANY = 1
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-    CREATE_TOKENS = 13
-    DESCRIBE_TOKENS = 14
-    TWO_PHASE_COMMIT = 15
-
-
-class Resource(IntEnum):
-    """A type of resource, with Kafka's numbers."""
-
-    UNKNOWN = 0
-    ANY = 1
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
-    DELEGATION_TOKEN = 6
-    USER = 7
-
 
 _AUTHORIZATION_ERRORS = {
     Resource.TOPIC: Code.TOPIC_AUTHORIZATION_FAILED,

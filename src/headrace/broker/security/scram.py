@@ -17,14 +17,11 @@ import secrets
 
 from headrace.broker.catalog.security import Credential, Users
 from headrace.errors import AuthenticationError
-from headrace.wire.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from headrace.wire.sasl import HASHES
 
 ITERATIONS_MIN = 4096
 ITERATIONS_MAX = 16_384
 """Kafka's bounds: fewer iterations are insecure, more would let an attacker keep clients busy."""
-HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
-NUMBERS = {SCRAM_SHA_256: 1, SCRAM_SHA_512: 2}
-"""The numbers of the mechanisms in requests."""
 
 _SALT_BYTES = 24
 _NONCE_BYTES = 24

@@ -1,9 +1,12 @@
-"""The admin client: topics, configurations, groups, transactions.
+"""The admin client: topics, configurations, groups, transactions, access and quotas.
 
     topics.py        topics, partitions, records, offsets, the cluster
     configs.py       configurations of topics and brokers
     groups.py        groups and their committed offsets
     transactions.py  transactions, including hanging ones
+    acls.py          ACLs
+    users.py         SCRAM credentials of users
+    quotas.py        client quotas
 
 Each call blocks until the response (blocking.py), and raises a BrokerError that names the resource.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self, Unpack
 
+from headrace.client.admin.acls import AclAdmin, AclBinding, AclBindingFilter
 from headrace.client.admin.configs import (
     Append,
     ConfigAdmin,
@@ -30,6 +34,7 @@ from headrace.client.admin.groups import (
     GroupListing,
     GroupMember,
 )
+from headrace.client.admin.quotas import DEFAULT, QuotaAdmin, QuotaEntity
 from headrace.client.admin.topics import (
     BrokerDescription,
     ClusterDescription,
@@ -44,11 +49,21 @@ from headrace.client.admin.transactions import (
     TransactionDescription,
     TransactionListing,
 )
+from headrace.client.admin.users import (
+    DeleteScramCredential,
+    ScramCredentialInfo,
+    SetScramPassword,
+    UserAdmin,
+)
 from headrace.client.blocking import BlockingClient, ClientOptions, ClientSettings
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.types import TopicPartition
+from headrace.wire.acls import Operation, Pattern, Permission, Resource
 
 __all__ = [
+    "DEFAULT",
+    "AclBinding",
+    "AclBindingFilter",
     "ActiveProducer",
     "AdminClient",
     "Append",
@@ -59,12 +74,20 @@ __all__ = [
     "ConfigResource",
     "ConsumerGroupDescription",
     "ConsumerGroupMember",
+    "DeleteScramCredential",
     "GroupDescription",
     "GroupListing",
     "GroupMember",
     "HangingTransaction",
     "NewTopic",
+    "Operation",
+    "Pattern",
+    "Permission",
+    "QuotaEntity",
+    "Resource",
     "ResourceKind",
+    "ScramCredentialInfo",
+    "SetScramPassword",
     "Subtract",
     "TopicDescription",
     "TopicPartition",
@@ -73,7 +96,7 @@ __all__ = [
 ]
 
 
-class AdminClient(TopicAdmin, ConfigAdmin, GroupAdmin, TransactionAdmin):
+class AdminClient(TopicAdmin, ConfigAdmin, GroupAdmin, TransactionAdmin, AclAdmin, UserAdmin, QuotaAdmin):
     """A blocking admin client. Threads may share it; their calls are serialized."""
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.ui.pages import (
+    access,
     faults,
     groups,
     messages,
@@ -15,4 +16,4 @@ from headrace.ui.pages import (
     transactions,
 )
 
-PAGES = (overview, topics, topic, messages, schema, producers, transactions, groups, pipelines, faults)
+PAGES = (overview, topics, topic, messages, schema, producers, transactions, groups, pipelines, access, faults)
