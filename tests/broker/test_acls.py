@@ -309,3 +309,30 @@ def test_without_an_authorizer_acls_are_disabled(connection):
         resource_type=2, resource_name="x", principal="User:ann", host="*", operation=3, permission_type=3
     )
     assert connection.call(CreateAclsRequest(creations=[rule]), 3).results[0].error_code == Code.SECURITY_DISABLED
+
+
+def test_kafkas_tool_adds_lists_and_removes_acls(guarded, admin, java_client, tmp_path, topic):
+    config = tmp_path / "admin.properties"
+    config.write_text(
+        "security.protocol=SASL_PLAINTEXT\n"
+        "sasl.mechanism=PLAIN\n"
+        "sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required "
+        f'username="admin" password="{USERS["admin"]}";\n'
+    )
+
+    def acls(*args):
+        server = ("--bootstrap-server", guarded.at["SASL_PLAINTEXT"], "--command-config", config)
+        return java_client.tool("AclCommand", *server, *args).out
+
+    on_the_topic = ("--topic", topic)
+    prefixed = ("--group", "group-", "--resource-pattern-type", "prefixed")
+    assert produced(guarded, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    acls("--add", "--allow-principal", "User:ann", "--producer", *on_the_topic)
+    assert produced(guarded, topic) is None
+    listed = acls("--list", *on_the_topic)
+    for operation in ("WRITE", "DESCRIBE", "CREATE"):
+        assert f"(principal=User:ann, host=*, operation={operation}, permissionType=ALLOW)" in listed
+    acls("--remove", "--force", "--allow-principal", "User:ann", "--producer", *on_the_topic)
+    assert "User:ann" not in acls("--list", *on_the_topic)
+    acls("--add", "--deny-principal", "User:ann", "--operation", "Read", *prefixed)
+    assert "resourceType=GROUP, name=group-, patternType=PREFIXED" in acls("--list", "--principal", "User:ann")

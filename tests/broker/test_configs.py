@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -25,8 +26,10 @@ from headrace.wire.api.configs import (
     DescribeConfigsResource,
     ListConfigResourcesRequest,
 )
+from headrace.wire.api.metadata import ApiVersionsRequest
 from tests.support.peers.connection import Connection
 from tests.support.topics import unique
+from tests.support.waiting import eventually
 
 SECONDS = 20
 TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
@@ -134,6 +137,47 @@ def test_a_broker_option_applies_to_topics_that_do_not_set_it():
             assert values(again, BROKER, "1", "message.max.bytes")["message.max.bytes"][0] == "2000"
         with pytest.raises(BrokerError):
             send(broker, topic, 5_000)
+
+
+@pytest.fixture
+def limited():
+    """A broker of its own, and an admin client that is connected before there are limits."""
+    with EmbeddedBroker() as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+        admin.list_topics(timeout=SECONDS)
+        yield broker, admin
+
+
+def is_served(broker):
+    try:
+        with Connection(broker.bootstrap) as connection:
+            connection.call(ApiVersionsRequest(), 0)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max.connections", "0"),
+        ("max.connections.per.ip", "0"),
+        ("max.connections.per.ip.overrides", "127.0.0.1:0"),
+    ],
+)
+def test_limits_on_connections_are_changed_while_the_broker_runs(limited, option, value):
+    broker, admin = limited
+    assert is_served(broker)
+    change(admin, ConfigResource.Type.BROKER, "1", (option, SET, value))
+    eventually("a closed connection", lambda: not is_served(broker))
+    change(admin, ConfigResource.Type.BROKER, "1", (option, DELETE, None))
+    eventually("a served connection", lambda: is_served(broker))
+
+
+def test_an_invalid_limit_of_a_host_is_refused(admin):
+    with pytest.raises(KafkaException, match="expected host:number") as caught:
+        change(admin, ConfigResource.Type.BROKER, "1", ("max.connections.per.ip.overrides", SET, "nonsense"))
+    assert caught.value.args[0].code() == KafkaError.INVALID_CONFIG
 
 
 def test_replacing_deletes_options_that_are_omitted(connection, topic):

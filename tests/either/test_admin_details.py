@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from headrace.broker.configs import ResourceType
 from headrace.errors import Code
 from headrace.wire.api.cluster_admin import (
     AlterReplicaLogDir,
@@ -16,6 +17,7 @@ from headrace.wire.api.cluster_admin import (
     QuorumPartition,
     QuorumTopic,
 )
+from headrace.wire.api.configs import DescribeConfigsRequest, DescribeConfigsResource
 from headrace.wire.layout import Record
 from headrace.wire.records import encode
 from tests.support.peers.connection import Connection
@@ -103,3 +105,21 @@ def test_kafkas_tool_shows_the_quorum(either, java_client):
     ).out
     assert "LeaderId:" in shown
     assert "HighWatermark:" in shown
+
+
+def is_of_listeners(option: str) -> bool:
+    """Whether an option belongs to listeners and their security, which headrace sets up at its start."""
+    return option.startswith(("listener", "ssl.", "sasl."))
+
+
+def test_the_same_options_of_a_broker_can_be_changed(kafka, headrace_broker):
+    row = DescribeConfigsResource(resource_type=ResourceType.BROKER, resource_name="1", configuration_keys=None)
+    dynamic = []
+    for broker in (kafka, headrace_broker):
+        with Connection(broker.bootstrap) as connection:
+            (result,) = connection.call(DescribeConfigsRequest(resources=[row]), 4).results
+        dynamic.append({entry.name for entry in result.configs if not entry.read_only})
+    theirs, ours = dynamic
+    assert ours - theirs == set()
+    # There is one folder for data in headrace, so it cannot be cordoned off.
+    assert {name for name in theirs - ours if not is_of_listeners(name)} == {"cordoned.log.dirs"}

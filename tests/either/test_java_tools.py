@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from headrace.wire.layout import Record
 from tests.support.hanging import plant_hanging
@@ -187,6 +188,32 @@ def test_config_command_changes_topics_clients_and_users(either, java_client):
     command("--alter", *user, "--delete-config", "SCRAM-SHA-256")
 
     assert "node.id=1 " in command("--describe", "--all", "--entity-type", "brokers", "--entity-name", 1)
+
+
+def test_config_command_changes_options_of_a_broker_and_of_all(either, java_client):
+    def command(*args):
+        return java_client.tool(
+            *("kafka.admin.ConfigCommand", "--bootstrap-server", either.bootstrap, "--entity-type", "brokers", *args),
+            may_fail=True,
+        )
+
+    def has(text, *entity):
+        return text in command("--describe", *entity).out
+
+    def lacks(text, *entity):
+        return not has(text, *entity)
+
+    this, every = ("--entity-name", 1), ("--entity-default",)
+    assert "min.insync.replicas=1 " in command("--describe", *every).out  # KIP-966: always set on the cluster
+    for entity, source in ((this, "DYNAMIC_BROKER_CONFIG"), (every, "DYNAMIC_DEFAULT_BROKER_CONFIG")):
+        assert command("--alter", *entity, "--add-config", "log.cleaner.threads=2,max.connections=4000").code == 0
+        text = f"synonyms={{{source}:max.connections=4000"
+        eventually("the option", partial(has, text, *entity))
+        assert command("--alter", *entity, "--delete-config", "log.cleaner.threads,max.connections").code == 0
+        eventually("its end", partial(lacks, text, *entity))
+    refused = command("--alter", *this, "--add-config", "node.id=7")
+    assert refused.code == 1
+    assert "node.id" in refused.out + refused.err
 
 
 def test_the_smaller_tools_work(either, java_client, tmp_path):

@@ -287,6 +287,40 @@ def test_background_tasks_run_at_their_intervals(tmp_path):
     asyncio.run(run())
 
 
+def test_producers_expire_after_the_time_that_was_set_last(rig):
+    async def run():
+        log = rig.log("idle")
+        rig.append(log, b"a", producer=BatchProducer(1, 0, 0))
+        await rig.clock.run(1000)
+        await rig.manager.expire_producers()
+        assert len(log.producers.views()) == 1
+        rig.manager.reconfigure({"producer.id.expiration.ms": "500"})
+        await rig.manager.expire_producers()
+        assert log.producers.views() == []
+
+    asyncio.run(run())
+
+
+def test_a_background_task_follows_a_changed_interval(tmp_path, monkeypatch):
+    async def run():
+        rig = LogRig(tmp_path / "logs", defaults={"log.cleaner.backoff.ms": "1000"})
+        runs = []
+
+        async def compact():
+            runs.append(rig.clock.time_ms())
+
+        monkeypatch.setattr(rig.manager, "compact", compact)
+        rig.manager.start()
+        rig.manager.reconfigure({"log.cleaner.backoff.ms": "200"})
+        for _ in range(14):
+            await rig.clock.run(100)
+            await asyncio.gather(*rig.manager._tasks)
+        assert [time_ms - runs[0] for time_ms in runs] == [0, 200, 400]
+        await rig.manager.stop()
+
+    asyncio.run(run())
+
+
 def test_a_failed_background_task_is_retried(rig, monkeypatch, caplog):
     async def run():
         turns = 0

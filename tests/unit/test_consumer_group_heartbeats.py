@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog.configs import GROUP as GROUP_SECTION
 from headrace.broker.catalog.configs import Configs
 from headrace.broker.groups.commits import Commit
@@ -355,6 +356,16 @@ async def test_options_of_the_group_set_its_times_within_the_limits_of_the_broke
         assert "a" in rig.consumer_group.members
         await rig.clock.run(1)  # group.consumer.max.session.timeout.ms
         assert rig.consumer_group.members == {}
+
+
+@on_loop
+async def test_changed_options_of_the_broker_apply_to_groups_that_set_none():
+    async with ConsumerRig({"orders": 1}) as rig:
+        settings = rig.groups.consumer_settings
+        settings.reconfigure(BROKER_OPTIONS.resolve(("argument", {"group.consumer.assignment.interval.ms": "77"})))
+        assert settings.times_of(GROUP).assignment_interval_ms == 77
+        rig.catalog.record(Configs.change(GROUP_SECTION, GROUP, {"consumer.assignment.interval.ms": "55"}))
+        assert settings.times_of(GROUP).assignment_interval_ms == 55
 
 
 @on_loop

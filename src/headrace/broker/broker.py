@@ -10,6 +10,7 @@ without them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -20,7 +21,7 @@ from headrace.broker import clean_shutdown
 from headrace.broker.broker_options import data_folder
 from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.cluster import NO_EPOCH
-from headrace.broker.catalog.configs import TOPIC
+from headrace.broker.catalog.configs import BROKER, TOPIC
 from headrace.broker.catalog.journal import DamagedJournalError
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from headrace.broker.clock import LoopClock, TimerClock
@@ -38,6 +39,7 @@ from headrace.broker.quotas import QuotaManager
 from headrace.broker.replica_manager import ReplicaManager
 from headrace.broker.security.authenticator import Authenticator
 from headrace.broker.security.authorizer import Authorizer, create_authorizer
+from headrace.broker.server.limits import ConnectionLimits
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
 from headrace.broker.tasks import on_loop_error
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from headrace.broker.cluster.role import ClusterRole
     from headrace.broker.partition import Partition
     from headrace.config import Config
+
+log = logging.getLogger("headrace.broker")
 
 JOURNAL_NAME = "catalog.journal"
 TRANSACTION_LOSS = "transaction-loss-checkpoint"
@@ -287,6 +291,18 @@ class Broker:
             self.groups.consumer_settings.note_topics_changed()
         if event["kind"] == "topic-deleted":
             self.groups.topic_deleted(event["name"])
+        if event["kind"] == "config" and event["resource"] == BROKER:
+            self._reconfigure()
+
+    def _reconfigure(self) -> None:
+        """Apply the broker's current options. Topics inherit theirs through the replica manager."""
+        current = self.configurations.current()
+        self.logs.reconfigure(current)
+        self.groups.consumer_settings.reconfigure(current)
+        try:
+            self.server.limits = ConnectionLimits.of(current)
+        except ConfigError as error:  # checked before, but a name may no longer have an address
+            log.warning("limits on connections not changed: %s", error)
 
     def _coordinate(self, partition: Partition) -> None:
         """Load or unload the coordinator of an internal partition when its leader changes."""

@@ -19,6 +19,7 @@ from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.configs import BROKER, GROUP, TOPIC
 from headrace.broker.group_options import GROUP_OPTIONS, broker_synonym, check_group_values
 from headrace.broker.log.config import LogConfig
+from headrace.broker.server import limits
 from headrace.broker.topic_options import BROKER_SYNONYMS, TOPIC_OPTIONS, broker_defaults
 from headrace.config import Config, Kind, Option, Options
 from headrace.errors import BrokerError, Code, ConfigError
@@ -65,6 +66,11 @@ TYPES: dict[Kind, int] = {
 _DYNAMIC_WITHOUT_EFFECT = frozenset(
     {
         "background.threads",
+        "config.providers",
+        "follower.fetch.last.tiered.offset.enable",
+        "group.coordinator.cached.buffer.max.bytes",
+        "group.share.assignment.interval.ms",
+        "group.streams.assignment.interval.ms",
         "log.cleaner.dedupe.buffer.size",
         "log.cleaner.io.buffer.load.factor",
         "log.cleaner.io.buffer.size",
@@ -75,16 +81,45 @@ _DYNAMIC_WITHOUT_EFFECT = frozenset(
         "num.network.threads",
         "num.recovery.threads.per.data.dir",
         "num.replica.fetchers",
+        "principal.builder.class",
+        "remote.fetch.max.wait.ms",
+        "remote.list.offsets.request.timeout.ms",
+        "remote.log.index.file.cache.total.size.bytes",
+        "remote.log.manager.copier.thread.pool.size",
+        "remote.log.manager.copy.max.bytes.per.second",
+        "remote.log.manager.expiration.thread.pool.size",
+        "remote.log.manager.fetch.max.bytes.per.second",
+        "remote.log.manager.follower.thread.pool.size",
+        "remote.log.reader.threads",
+        "sasl.kerberos.kinit.cmd",
+        "sasl.kerberos.min.time.before.relogin",
+        "sasl.kerberos.principal.to.local.rules",
+        "sasl.kerberos.service.name",
+        "sasl.kerberos.ticket.renew.jitter",
+        "sasl.kerberos.ticket.renew.window.factor",
+        "sasl.login.refresh.buffer.seconds",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+        "share.coordinator.cached.buffer.max.bytes",
     }
 )
-_READ_EACH_TIME = frozenset({"transaction.partition.verification.enable"})
+_READ_EACH_TIME = frozenset(
+    {
+        "group.consumer.assignment.interval.ms",
+        "log.cleaner.backoff.ms",
+        "producer.id.expiration.ms",
+        "transaction.partition.verification.enable",
+    }
+)
 DYNAMIC = (
-    frozenset(name for names in BROKER_SYNONYMS.values() for name, _ in names)
+    frozenset(names[0][0] for names in BROKER_SYNONYMS.values() if names)
+    | limits.OPTIONS
     | _DYNAMIC_WITHOUT_EFFECT
     | _READ_EACH_TIME
 )
-"""Broker options that can be changed at run time: those that topics inherit, those that are read each time, and some
-without effect that are dynamic in Kafka."""
+"""Broker options that can be changed at run time: those that topics inherit (of several units the first, as in Kafka),
+the limits on connections, those that are read each time, and those without effect that are dynamic in Kafka."""
 
 
 class Synonym(NamedTuple):
@@ -246,5 +281,7 @@ def check_values(resource: ResourceType, values: Mapping[str, str | None], broke
             LogConfig.resolve(given, broker)
         elif resource == ResourceType.GROUP:
             check_group_values(given, broker)
+        elif limits.OPTIONS & given.keys():
+            limits.ConnectionLimits.of(broker.derived({name: options[name].parse(given[name]) for name in given}))
     except ConfigError as error:
         raise BrokerError(str(error), code=Code.INVALID_CONFIG) from None

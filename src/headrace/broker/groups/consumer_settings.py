@@ -70,6 +70,10 @@ class ConsumerSettings:
         """Note that a topic was created, deleted or extended: groups check their subscriptions."""
         self.topics_version = self._image.offset
 
+    def reconfigure(self, config: Config) -> None:
+        """Use other times of the broker for groups that set none."""
+        self._config = config
+
     def times_of(self, group_id: str) -> ConsumerGroupTimes:
         """Return the times that apply to a group."""
         return times_of(self._image.configs.of(GROUP, group_id), self._config)

@@ -21,6 +21,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -304,33 +305,37 @@ class LogManager:
             ("log.flush.offset.checkpoint.interval.ms", 60_000, self.write_checkpoints),
             ("producer.id.expiration.check.interval.ms", 600_000, self.expire_producers),
         ):
-            self._every(option, self._setting(option, default_ms), job)
-        self._every("flush", FLUSH_CHECK_MS, self.flush_due)
+            self._every(option, partial(self._setting, option, default_ms), job)
+        self._every("flush", lambda: FLUSH_CHECK_MS, self.flush_due)
         self._spawn(self.verify_segments())
+
+    def reconfigure(self, defaults: Mapping[str, Any]) -> None:
+        """Use other options of the broker from now on, in background tasks from their next run on."""
+        self._defaults = defaults
 
     def note_watermarks(self, interval_ms: int) -> None:
         """Write high watermarks more often from now on: other replicas may be ahead."""
         name = "replica.high.watermark.checkpoint.interval.ms"
-        self._every(name, interval_ms, self._checkpoints.write_watermarks)
+        self._every(name, lambda: interval_ms, self._checkpoints.write_watermarks)
 
     def _setting(self, option: str, default: int) -> int:
         value = self._defaults.get(option)
         return default if value is None else int(value)
 
-    def _every(self, name: str, interval_ms: int, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a job repeatedly, each time `interval_ms` after the last run ended."""
+    def _every(self, name: str, interval_ms: Callable[[], int], job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a job repeatedly, each time `interval_ms()` after the last run ended."""
 
         async def run() -> None:
             try:
                 await job()
             except Exception:
-                logger.exception("%s failed; retrying in %d ms", name, interval_ms)
-            self._timers[name] = self._clock.call_later(interval_ms, begin)
+                logger.exception("%s failed; retrying in %d ms", name, interval_ms())
+            self._timers[name] = self._clock.call_later(interval_ms(), begin)
 
         def begin() -> None:
             self._spawn(run())
 
-        self._timers[name] = self._clock.call_later(interval_ms, begin)
+        self._timers[name] = self._clock.call_later(interval_ms(), begin)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = start_task(work, "log manager")

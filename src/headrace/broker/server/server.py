@@ -14,7 +14,7 @@ from headrace.broker.ports import bind
 from headrace.broker.server.acceptor import Acceptor, connections_max
 from headrace.broker.server.connection import ServerConnection
 from headrace.broker.server.dispatch import Dispatcher
-from headrace.errors import ConfigError
+from headrace.broker.server.limits import ConnectionLimits
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -60,10 +60,7 @@ class Server:
         self._queued_bytes_max = config.of(int, "queued.max.request.bytes")
         self._buffers = (config.of(int, "socket.send.buffer.bytes"), config.of(int, "socket.receive.buffer.bytes"))
         self._idle_seconds_max = config.of(int, "connections.max.idle.ms") / 1000
-        self._connections_max = config.of(int, "max.connections")
-        self._per_host_max = config.of(int, "max.connections.per.ip")
-        self._per_host_overrides = _overrides(config.of(str, "max.connections.per.ip.overrides"))
-        self._creations_per_second_max = config.of(int, "max.connection.creation.rate")
+        self.limits = ConnectionLimits.of(broker.configurations.current())  # replaced when they are changed
         # Since the start, for the live view.
         self.requests = self.failed_requests = self.received_bytes = self.sent_bytes = 0
         self._next_creation = 0.0  # when the next connection may be served, in loop time
@@ -143,15 +140,15 @@ class Server:
         host = connection.session.host
         self.connections.add(connection)
         self._per_host[host] += 1
-        per_host_max = self._per_host_overrides.get(host, self._per_host_max)
-        if len(self.connections) > self._connections_max:
-            connection.close(f"max.connections={self._connections_max} reached")
+        limits, per_host_max = self.limits, self.limits.per_host_max(host)
+        if len(self.connections) > limits.connections_max:
+            connection.close(f"max.connections={limits.connections_max} reached")
         elif self._per_host[host] > per_host_max:
             connection.close(f"max.connections.per.ip={per_host_max} reached for {host}")
         else:
             now = self.loop.time()
             connection.mute((self._next_creation - now) * 1000)
-            self._next_creation = max(self._next_creation, now) + 1 / max(self._creations_per_second_max, 1)
+            self._next_creation = max(self._next_creation, now) + 1 / max(limits.creations_per_second_max, 1)
 
     def disconnected(self, connection: ServerConnection) -> None:
         self.connections.discard(connection)
@@ -195,18 +192,3 @@ class Server:
             if connection.last_active < since and not connection.is_waiting:
                 connection.close("")
         self._sweep_later()
-
-
-def _overrides(text: str) -> dict[str, int]:
-    """Parse `host:number,…`; return the numbers by IP address."""
-    limits: dict[str, int] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        host, _, number = item.rpartition(":")
-        if not host or not number.isdecimal():
-            raise ConfigError(f"invalid max.connections.per.ip.overrides entry {item!r}: expected host:number")
-        try:
-            rows = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise ConfigError(f"invalid max.connections.per.ip.overrides: cannot resolve {host!r}: {error}") from error
-        limits |= {str(row[4][0]): int(number) for row in rows}
-    return limits
