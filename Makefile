@@ -16,14 +16,14 @@ LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
-	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos docs dist test-wheel clean
+	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
-	@echo "make faults-producer | model-broker | crash-matrix | chaos | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
+	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -44,7 +44,7 @@ demo: .venv/.ready .venv/.kernel
 
 # All tests but the slow ones of Spark and the live view. Three groups run at a time, because tests mostly wait; the
 # output of a group is printed when it is done. Groups are started in this order: the longest first.
-TEST_GROUPS := broker spark-processes cli-ui docs-either spark schema faults units-compiled kafka units-python
+TEST_GROUPS := broker spark-processes cli-ui docs-either spark schema faults units-once units-compiled kafka units-python
 .PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel
 	@echo "test: $(words $(TEST_GROUPS)) groups, about 15 minutes; each prints its output when it is done"
@@ -55,9 +55,10 @@ test-all: .venv/.ready .venv/.kernel
 	@HEADRACE_CRASH_MATRIX=all $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
 		NOT_SLOW= $(TEST_GROUPS:%=test-group-%)
 
-# Unit tests: what depends on a kernel runs on both.
+# Unit tests: what depends on a kernel runs on both. Three groups share two cores, because some tests wait.
 test-quick: .venv/.ready .venv/.kernel
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target UNITS_NOT_SLOW=1 test-group-units-compiled test-group-units-python
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target UNITS_NOT_SLOW=1 \
+		test-group-units-python test-group-units-compiled test-group-units-once
 
 NOT_SLOW := -m "not slow"
 WITH_KERNEL := if $(KERNEL_EXISTS); then export HEADRACE_KERNEL=compiled; else export HEADRACE_KERNEL=python; fi;
@@ -91,13 +92,20 @@ test-group-cli-ui:
 	@$(WITH_KERNEL) $(PYTEST) tests/cli
 	@$(PYTEST) $(NOT_SLOW) $(LIVE_VIEW)
 
+# Files with tests that run on both kernels; all others run once.
+BOTH_KERNELS = $(shell grep -l both_kernels tests/unit/test_*.py)
+UNITS_ONCE = $(filter-out $(BOTH_KERNELS),$(wildcard tests/unit/test_*.py))
+
 test-group-units-compiled:
-	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q $(if $(UNITS_NOT_SLOW),-m "not slow") tests/unit; \
+	@if $(KERNEL_EXISTS); then HEADRACE_KERNEL=compiled $(PYTEST) -q $(if $(UNITS_NOT_SLOW),-m "not slow") $(BOTH_KERNELS); \
 	else echo "kernel not compiled: testing the Python reference only"; fi
 
 test-group-units-python:
 	@only=both_kernels; if ! $(KERNEL_EXISTS); then only="both_kernels or not both_kernels"; fi; \
-	HEADRACE_KERNEL=python $(PYTEST) -q -m "($$only)$(if $(UNITS_NOT_SLOW), and not slow)" tests/unit
+	HEADRACE_KERNEL=python $(PYTEST) -q -m "($$only)$(if $(UNITS_NOT_SLOW), and not slow)" $(BOTH_KERNELS)
+
+test-group-units-once:
+	@$(WITH_KERNEL) $(PYTEST) -q $(if $(UNITS_NOT_SLOW),-m "not slow") $(UNITS_ONCE)
 
 # Real Spark, real brokers, every page of the docs: a quarter of an hour.
 test-spark: .venv/.ready .venv/.kernel
@@ -173,6 +181,14 @@ chaos: .venv/.ready .venv/.kernel
 	@rm -rf build/chaos
 	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),600) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) HEADRACE_CHAOS_FOLDER=build/chaos \
 		HEADRACE_CHAOS_CONTROLLER=$(or $(CONTROLLER),separate) $(PYTEST) -q -s --show-capture=no tests/faults/test_chaos.py
+
+# Consume-transform-produce with several workers on such a cluster, for five minutes; workers are victims, too.
+# PROTOCOL=consumer: a group of KIP-848.
+chaos-consumer: .venv/.ready .venv/.kernel
+	@rm -rf build/chaos-consumer
+	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),300) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) \
+		HEADRACE_CHAOS_FOLDER=build/chaos-consumer HEADRACE_CHAOS_PROTOCOL=$(or $(PROTOCOL),classic) \
+		$(PYTEST) -q -s --show-capture=no tests/faults/test_chaos_consumer.py
 
 fuzz-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_wire

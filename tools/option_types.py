@@ -7,7 +7,7 @@ Run it after a change of an option's name or kind; a test fails while the module
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from headrace.broker.broker_options import BROKER_OPTIONS
@@ -51,28 +51,42 @@ PARAMETERS = {"key.serializer", "value.serializer", "key.deserializer", "value.d
 
 def render() -> str:
     """Return the source of the module."""
+    producer, consumer = _fields(PRODUCER_OPTIONS.values()), _fields(CONSUMER_OPTIONS.values())
+    common = {keyword: kind for keyword, kind in producer.items() if consumer.get(keyword) == kind}
+    legacy = _fields(LEGACY_OPTIONS.values())
+    broker = _fields(option for option in BROKER_OPTIONS.values() if not option.no_effect)
     return "".join(
         [
             HEADER,
+            _typed_dict("CommonOptions", "Options that producers and consumers have in common.", common),
             _typed_dict(
-                "ProducerOptions", "Options of `Producer`, `AsyncProducer` and `MockProducer`.", PRODUCER_OPTIONS
+                "ProducerOptions",
+                "Options of `Producer`, `AsyncProducer` and `MockProducer`.",
+                {keyword: kind for keyword, kind in producer.items() if keyword not in common},
+                "CommonOptions",
             ),
-            _typed_dict("ConsumerOptions", "Options of `Consumer` and `AsyncConsumer`.", CONSUMER_OPTIONS),
-            _typed_dict("LegacyProducerOptions", "Options of the 0.8 producer.", LEGACY_OPTIONS),
             _typed_dict(
-                "BrokerOptions",
-                "Options of `EmbeddedBroker` and `EmbeddedCluster` that have an effect.",
-                {name: option for name, option in BROKER_OPTIONS.items() if not option.no_effect},
+                "ConsumerOptions",
+                "Options of `Consumer` and `AsyncConsumer`.",
+                {keyword: kind for keyword, kind in consumer.items() if keyword not in common},
+                "CommonOptions",
+            ),
+            _typed_dict("LegacyProducerOptions", "Options of the 0.8 producer.", legacy),
+            _typed_dict(
+                "BrokerOptions", "Options of `EmbeddedBroker` and `EmbeddedCluster` that have an effect.", broker
             ),
         ]
     )
 
 
-def _typed_dict(name: str, doc: str, options: Mapping[str, Option]) -> str:
-    fields = [
-        f"    {option.keyword}: {_type_of(option)}\n" for option in options.values() if option.name not in PARAMETERS
-    ]
-    return f'\n\nclass {name}(TypedDict, total=False):\n    """{doc}"""\n\n{"".join(fields)}'
+def _fields(options: Iterable[Option]) -> dict[str, str]:
+    """Return keyword → type."""
+    return {option.keyword: _type_of(option) for option in options if option.name not in PARAMETERS}
+
+
+def _typed_dict(name: str, doc: str, fields: Mapping[str, str], base: str = "TypedDict") -> str:
+    lines = [f"    {keyword}: {kind}\n" for keyword, kind in fields.items()]
+    return f'\n\nclass {name}({base}, total=False):\n    """{doc}"""\n\n{"".join(lines)}'
 
 
 def _type_of(option: Option) -> str:

@@ -52,7 +52,7 @@
         ├── ProducerFencedError         a newer producer uses the transactional.id (FatalError)
         ├── InvalidProducerEpochError   an older epoch than the partition's (AbortableError)
         ├── OutOfOrderSequenceError     a gap in a producer's sequence numbers (AbortableError)
-        ├── TransactionAbortableError   the broker asks for an abort (KIP-890) (AbortableError)
+        ├── TransactionAbortableError   the transaction must be aborted (KIP-890) (AbortableError)
         ├── InvalidTxnStateError, InvalidPidMappingError, TransactionTimeoutError (FatalError)
         ├── UnknownProducerIdError      the broker has no state of the producer id
         ├── OffsetOutOfRangeError       the log does not have the offset
@@ -405,7 +405,7 @@ class OutOfOrderSequenceError(BrokerError, AbortableError, code=Code.OUT_OF_ORDE
 
 
 class TransactionAbortableError(BrokerError, AbortableError, code=Code.TRANSACTION_ABORTABLE):
-    """The broker asks to abort the transaction (KIP-890)."""
+    """The broker requires that the transaction is aborted (KIP-890)."""
 
 
 class InvalidTxnStateError(BrokerError, FatalError, code=Code.INVALID_TXN_STATE):

@@ -5,6 +5,7 @@ Most are named tuples: they compare, hash, sort and unpack like plain tuples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -53,3 +54,9 @@ class GroupMember(Protocol):
     """A consumer: it knows the group and member for which it reads."""
 
     def group_metadata(self) -> GroupMetadata: ...
+
+
+class PositionedMember(GroupMember, Protocol):
+    """A consumer with positions: the next offsets of its partitions."""
+
+    def positions(self) -> Mapping[TopicPartition, int]: ...

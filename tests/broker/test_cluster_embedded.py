@@ -137,7 +137,7 @@ def test_a_paused_broker_is_fenced_and_unfenced_after_it_resumes(cluster: Embedd
     assert all(state["leader"] in (1, 3) and 2 not in state["isr"] for state in cluster.describe_topic(topic))
     paused.resume()
     in_sync(cluster, topic)
-    eventually("it has heard of it too", lambda: paused.describe_topic(topic) == cluster.describe_topic(topic))
+    eventually("the topic in its metadata", lambda: paused.describe_topic(topic) == cluster.describe_topic(topic))
     assert not paused.known_brokers()[2]["fenced"]
 
 
@@ -380,7 +380,7 @@ def test_an_isolated_broker_is_replaced_and_catches_up_after_healing(degraded: E
     degraded.brokers[1].heal()
     in_sync(degraded, topic)
     isolated = degraded.brokers[1]
-    eventually("it has heard of it too", lambda: isolated.describe_topic(topic) == degraded.describe_topic(topic))
+    eventually("the topic in its metadata", lambda: isolated.describe_topic(topic) == degraded.describe_topic(topic))
     assert consumed(degraded, topic, 2) == ["before", "meanwhile"]
 
 

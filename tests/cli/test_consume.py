@@ -1,4 +1,4 @@
-"""headrace consume: ranges, filters, formats, groups."""
+"""headrace consume: ranges, filters, formats."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import signal
 import time
 
 import pytest
-from confluent_kafka import Consumer
 
 from headrace import Producer
 from headrace.broker import EmbeddedBroker
 from headrace.cli.offset_ranges import Bound, BoundKind, BoundRange, parse_range
-from headrace.client.admin import AdminClient
-from headrace.types import TopicPartition
 from tests.support.cli_runner import refused, run_cli
 from tests.support.shell import SECONDS_MAX, begin, pipe
 from tests.support.topics import new_topic, unique
-from tests.support.waiting import eventually
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_700_000_000_000
@@ -146,28 +142,6 @@ def test_isolation(headrace_broker):
     assert run_cli("consume", topic, "-X", "isolation.level=read_uncommitted", *at).stdout == "a\nb\nc\n"
 
 
-def test_a_group_resumes_at_its_committed_offsets(headrace_broker, topic, consume):
-    group = unique("cli-group-of-consume")
-    assert consume("-g", group, "-n", 3).stdout == "v0\nv1\nv2\n"
-    assert consume("-g", group, "-n", 2).stdout == "v3\nv4\n"
-    assert consume("-g", group).stdout.split() == ["v5", "v6", "v7", "v8", "v9"]
-    assert "no records: " in consume("-g", group).stderr
-    with AdminClient(headrace_broker.bootstrap) as admin:
-        committed = admin.list_group_offsets(group)
-    assert {tp: offset.offset for tp, offset in committed.items()} == {TopicPartition(topic, 0): 10}
-
-
-def test_a_group_with_active_members_is_refused(headrace_broker, topic):
-    group = unique("cli-live-group")
-    consumer = Consumer({"bootstrap.servers": headrace_broker.bootstrap, "group.id": group, "log_level": 0})
-    try:
-        consumer.subscribe([topic])
-        eventually("an assignment", lambda: consumer.poll(0.1) is not None or consumer.assignment())
-        assert "has active members" in refused(1, "consume", topic, "-g", group, "-b", headrace_broker.bootstrap)
-    finally:
-        consumer.close()
-
-
 def test_follow_prints_new_records_until_ctrl_c(headrace_broker, topic):
     with (
         begin("consume", topic, "-p", 0, "-o", "-1", "-f", "-b", headrace_broker.bootstrap) as process,
@@ -217,6 +191,5 @@ def test_invalid_usage_is_refused(headrace_broker, topic):
     assert "invalid regular expression" in refused(2, "consume", topic, "--key-match", "(", *at)
     assert "unknown directive %q" in refused(2, "consume", topic, "--template", "%q", *at)
     assert "invalid -p: expected numbers" in refused(2, "consume", topic, "-p", "a", *at)
-    assert "mutually exclusive" in refused(2, "consume", topic, "-g", "g", "-o", "5", *at)
     assert "has no partition 2; its partitions are 0 to 1" in refused(3, "consume", topic, "-p", "0-2", *at)
     assert "does not exist; " in refused(3, "consume", unique("none"), *at)

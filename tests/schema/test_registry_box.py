@@ -292,6 +292,21 @@ def test_import_mode_keeps_ids_and_versions(box, subject):
     assert (status, error["error_code"]) == (422, 42207)
 
 
+def test_a_repeated_deletion_of_a_subject_covers_all_its_versions(own):
+    # Compaction keeps the last deletion only: if it covered less than the first, versions would come back.
+    url = own.schema_registry_url
+    client = SchemaRegistryClient(url)
+    first = client.register("s", Schema(USER))
+    client.register("s", Schema(USER_WITH_AGE))
+    client.delete_subject("s")
+    client.set_mode("IMPORT", "s")
+    status, _ = call(url, "/subjects/s/versions", {"schema": USER, "id": first.id, "version": 1}, "POST")
+    assert status == 200
+    assert client.delete_subject("s") == [1]
+    deletions = [value for key, value in read_topic(own.bootstrap) if key["keytype"] == "DELETE_SUBJECT"]
+    assert [deletion["version"] for deletion in deletions] == [2, 2]
+
+
 def test_a_read_only_subject_refuses_changes(box, subject):
     client = SchemaRegistryClient(box.schema_registry_url)
     client.register(subject, Schema(USER))

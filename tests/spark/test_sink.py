@@ -171,7 +171,7 @@ def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, 
         (
             ["CAST(id AS STRING) value"],
             {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "700"},
-            "no answer",
+            "cannot connect to 127.0.0.1:1",
         ),
     ],
 )

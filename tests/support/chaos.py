@@ -11,10 +11,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from headrace.broker import EmbeddedCluster
 from tests.support.chaos_clients import ClientFactory, ConfluentClient, HeadraceClient
@@ -43,6 +44,18 @@ OPTIONS = {
 }
 
 
+class Failing(Protocol):
+    """A thread that keeps its error."""
+
+    error: BaseException | None
+
+
+class Stoppable(Protocol):
+    name: str
+
+    def stop(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Run:
     """The result of a chaos run."""
@@ -67,12 +80,12 @@ class Run:
         lines = [
             f"chaos: {self.seconds:.0f} s, seed {self.seed}, {BROKERS} brokers, {PARTITIONS} partitions, "
             f"{self.controller} controller",
-            f"faults injected: {sum(kinds.values())} ({_counted(kinds)})",
-            f"kills, by process: {_counted(killed)}",
-            f"records: {sum(self.records.values())} ({_counted(self.records)})",
-            f"transactions: {sum(self.transactions.values())} ({_counted(self.transactions)})",
-            f"acknowledged, by writer: {_counted(self.acknowledged)}",
-            f"read under faults, by reader: {_counted(self.read)}",
+            f"faults injected: {sum(kinds.values())} ({counted(kinds)})",
+            f"kills, by process: {counted(killed)}",
+            f"records: {sum(self.records.values())} ({counted(self.records)})",
+            f"transactions: {sum(self.transactions.values())} ({counted(self.transactions)})",
+            f"acknowledged, by writer: {counted(self.acknowledged)}",
+            f"read under faults, by reader: {counted(self.read)}",
             f"fail-over, leader killed to next acknowledgement: {_times(self.fail_overs_s)}",
             *(f"error: {error}" for error in self.errors),
             f"clients gave up, or had to abort: {sum(self.reasons.values())} times",
@@ -102,10 +115,14 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, sepa
         others = [JavaWriter(java_jars, folder, setting, JAVA_PER_S, seconds)] if java_jars is not None else []
         for thread in (*writers, *readers, nemesis):
             thread.start()
-        _wait(seconds, [nemesis, *writers])
-        errors = _stop([nemesis, *others, *writers])
-        _heal(cluster, writers)
-        errors += _stop(readers)
+        wait(seconds, [nemesis, *writers])
+        errors = stop_all([nemesis, *others, *writers])
+        heal(cluster, [TOPIC])
+        for writer in writers:
+            if isinstance(writer, TransactionalWriter):
+                writer.settle()
+        heal(cluster, [TOPIC])
+        errors += stop_all(readers)
         read_finally(setting)
         cluster.stop()
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})
@@ -139,14 +156,14 @@ def _writers(setting: Setting, seed: int) -> list[Writer]:
     return [*plain, *transactional]
 
 
-def _wait(seconds: float, threads: Sequence[Nemesis | Writer]) -> None:
+def wait(seconds: float, threads: Sequence[Failing]) -> None:
     """Wait, but not longer than until one of the threads has failed."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not any(thread.error for thread in threads):
         time.sleep(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
 
 
-def _stop(clients: Iterable[Nemesis | JavaWriter | Writer | Reader]) -> list[str]:
+def stop_all(clients: Iterable[Stoppable]) -> list[str]:
     """Stop all of them, and return their errors."""
     errors = []
     for client in clients:
@@ -157,7 +174,8 @@ def _stop(clients: Iterable[Nemesis | JavaWriter | Writer | Reader]) -> list[str
     return errors
 
 
-def _heal(cluster: EmbeddedCluster, writers: list[Writer]) -> None:
+def heal(cluster: EmbeddedCluster, topics: Iterable[str]) -> None:
+    """Start, resume and reconnect all processes, and wait until all replicas are in sync."""
     for member in [cluster.controller, *cluster.brokers]:
         if member.is_running:
             member.resume()
@@ -165,13 +183,9 @@ def _heal(cluster: EmbeddedCluster, writers: list[Writer]) -> None:
     cluster.start()
 
     def is_in_sync() -> bool:
-        partitions = cluster.describe_topic(TOPIC)
+        partitions = [partition for topic in topics for partition in cluster.describe_topic(topic)]
         return all(len(partition["isr"]) == BROKERS and partition["leader"] > 0 for partition in partitions)
 
-    eventually("all replicas are in sync", is_in_sync, HEAL_SECONDS_MAX)
-    for writer in writers:
-        if isinstance(writer, TransactionalWriter):
-            writer.settle()
     eventually("all replicas are in sync", is_in_sync, HEAL_SECONDS_MAX)
 
 
@@ -209,7 +223,8 @@ def fail_overs(injected: list[Injected], acks: list[tuple[int, float, float]]) -
     return times_s
 
 
-def _counted(counts: dict[str, int] | Counter[Outcome]) -> str:
+def counted(counts: Mapping[str, int] | Mapping[Outcome, int]) -> str:
+    """Return counts as text."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 

@@ -81,8 +81,11 @@ class HandClock:
 
 async def settle() -> None:
     """Run the event loop until all tasks that can make progress have done so."""
+    ready: deque[asyncio.Handle] = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # no public name
     for _ in range(TURNS_MAX):
         await asyncio.sleep(0)
+        if not ready:
+            return
 
 
 class Fuse:
@@ -147,7 +150,7 @@ class FakeInternal:
         if self.fuse and not self.fuse.check():
             await self.fuse.respond()
         log = self.logs.setdefault((topic, index), [])
-        base = sum(batch.header.record_count for data in log for batch in read_batches(data))
+        base = [batch.header.last_offset + 1 for batch in read_batches(log[-1])][-1] if log else 0
         rows = [record._replace(offset=base + n) for n, record in enumerate(records)]
         log.append(bytes(encode(rows, producer=producer)))
         self.appends.append((topic, index, tuple(rows)))

@@ -131,6 +131,11 @@ class HistoryFile:
         with self._lock:
             self._file.write(text)
 
+    def flush(self) -> None:
+        """Make what was added so far readable."""
+        with self._lock:
+            self._file.flush()
+
     def close(self) -> None:
         with self._lock:
             self._file.close()

@@ -117,6 +117,29 @@ def test_group_with_members_is_not_reset(page: Page, broker, admin, topic, group
         assert committed(admin, group) == [4, COUNT]
 
 
+def test_members_show_protocol_epoch_and_lag(page: Page, broker, admin, topic, shot):
+    group = unique("newer")
+    admin.alter_group_offsets(group, {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): COUNT})
+    with member(broker.bootstrap, group, topic, "consumer"):
+        open_group(page, group)
+        expect(page.locator('[data-tile="State"]')).to_contain_text(
+            re.compile(r"consumer protocol, uniform, epoch \d+$")
+        )
+        (described,) = admin.describe_consumer_groups([group])[group].members
+        row = page.locator("section").filter(has_text="Members").get_by_role("table").first.get_by_role("row").nth(1)
+        texts = [
+            "billing-1",
+            "127.0.0.1",
+            "consumer",
+            f"● {described.epoch}",
+            "2",
+            "6 records",
+            f"{topic}-0, {topic}-1",
+        ]
+        expect(row.get_by_role("cell")).to_have_text([*texts, "–", described.member_id])
+        shot(page, "group-kip-848")
+
+
 def test_group_is_deleted_after_its_name_is_typed(page: Page, admin, group):
     open_group(page, group)
     page.get_by_role("button", name="Delete group").click()

@@ -20,7 +20,7 @@ INTEGERS = {
     schema.INT64: (-(2**63), 2**63 - 1),
 }
 SIMPLE = {
-    # The extremes, and the -1 that so many fields mean "none" by, are worth more than chance gives them.
+    # The extremes, and -1, which means "none" in many fields, more often than by chance.
     **{k: st.one_of(st.sampled_from([*ends, max(-1, ends[0])]), st.integers(*ends)) for k, ends in INTEGERS.items()},
     schema.BOOLEAN: st.booleans(),
     schema.FLOAT64: st.floats(allow_nan=False),  # NaN differs from itself; it has a test of its own

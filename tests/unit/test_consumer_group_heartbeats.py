@@ -62,7 +62,7 @@ async def test_a_partition_is_assigned_only_after_its_owner_has_revoked_it():
         await rig.settle(a)
         await b.beat()
         assert b.owned == set()
-        await a.beat()  # is told to revoke
+        await a.beat()  # the response revokes partitions
         await b.beat()
         assert b.owned == set()
         assert rig.consumer_group.state is ConsumerGroupState.RECONCILING

@@ -39,7 +39,7 @@ def test_records_are_serialised_partitioned_and_kept():
     assert record.record == ProducerRecord("orders", {"a": 1}, "key", None, 7, {"h": b"x"})
     metadata = RecordMetadata("orders", record.partition, 0, 7, 3, 7)
     assert (future.result(0), outcomes) == (metadata, [(metadata, None)])
-    assert producer.send("orders", [], "key").result(0).offset == 1, "the same partition, for it is the same key"
+    assert producer.send("orders", [], "key").result(0).offset == 1, "the same partition, because the key is the same"
     assert len(producer.partitions_for("orders")) == 4
     assert {producer.send("orders", n).result(0).partition for n in range(8)} == {0, 1, 2, 3}
 

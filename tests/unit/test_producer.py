@@ -639,7 +639,9 @@ def test_a_child_of_fork_gets_a_clear_error_and_the_parent_goes_on(broker):
 import os, sys
 from headrace import IllegalStateError, Producer
 producer = Producer(bootstrap_servers=sys.argv[1], enable_idempotence=False, linger_ms=1000)
-producer.send("t", b"parent").result(10)
+parent = producer.send("t", b"parent")
+producer.flush()
+parent.result(10)
 left = producer.send("t", b"not yet sent")
 if os.fork() == 0:
     for call in (lambda: producer.send("t", b"child"), producer.flush):
@@ -653,6 +655,7 @@ if os.fork() == 0:
     mine.close()
     sys.exit()
 assert os.wait()[1] == 0
+producer.flush()
 print("parent:", left.result(10).topic)
 producer.close()
 """

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import SchemaError
 from headrace.schema._protobuf.layout import varint
-from headrace.schema.formats import CompleteSchema, ParsedSchema, parse
-from headrace.schema.types import Schema, SchemaFormat
+from headrace.schema.codec import ParsedSchema
+from headrace.schema.formats import parse
+from headrace.schema.types import CompleteSchema, Schema, SchemaFormat
 from headrace.schema.values import encode_varint
 from tests.support.avro_types import RandomType, fastavro_bytes, record_types
 from tests.support.json_types import object_types

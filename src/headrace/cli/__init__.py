@@ -2,7 +2,8 @@
 
 commands.py        the top-level group, which imports a command's module when it is called; `completion`
 produce.py         headrace produce: produce_input.py reads, record_sender.py sends
-consume.py         headrace consume: offset_ranges.py selects, record_reader.py reads
+consume.py         headrace consume: offset_ranges.py selects, record_reader.py reads; group_reader.py reads as a
+                   member of a group
 record_json.py     a record as a line of JSON, and back
 topic.py, group.py, txn.py, acl.py, user.py, quota.py, audit.py, bench.py, config_show.py, demo.py, pipeline.py, ui.py
                    one command each

@@ -25,11 +25,11 @@ import click
 
 from headrace.cli import LazyModule, settings
 from headrace.cli.connectivity import check_reachable, explained, fetch_metadata
-from headrace.cli.output import log_to_stderr, quiet_log
+from headrace.cli.output import InvalidUsageError, log_to_stderr, quiet_log
 from headrace.cli.settings import Setting, merge_settings
 from headrace.cli.signals import sigterm_as_exit
 from headrace.config import Config, Options
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.producer.options import PRODUCER_OPTIONS
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from headrace.client.admin import AdminClient
     from headrace.client.blocking import BlockingClient, ClientSettings
     from headrace.client.fetcher import Fetcher
+    from headrace.consumer import consumer as client_consumer
+    from headrace.consumer import options as group_options
+    from headrace.consumer.consumer import Consumer
     from headrace.producer import producer as client_producer
     from headrace.producer.producer import Producer
     from headrace.spark import consumer_options
@@ -47,9 +50,11 @@ else:
     broker_control = LazyModule("headrace.cli.broker_control")
     blocking = LazyModule("headrace.client.blocking")
     client_admin = LazyModule("headrace.client.admin")
+    client_consumer = LazyModule("headrace.consumer.consumer")
     client_producer = LazyModule("headrace.producer.producer")
     consumer_options = LazyModule("headrace.spark.consumer_options")
     fetcher = LazyModule("headrace.client.fetcher")
+    group_options = LazyModule("headrace.consumer.options")
 
 BOOTSTRAP = "bootstrap.servers"
 CLIENT_ID = "headrace-cli"
@@ -110,15 +115,14 @@ class ClusterConnection:
 
     # -- clients ---------------------------------------------------------------------------------
 
-    def consumer_config(self, **overrides: str) -> Config:
-        """Return the resolved consumer options; the names of overrides have underscores instead of dots."""
+    def reader_config(self, overrides: Mapping[str, str] | None = None) -> Config:
+        """Return the resolved options of readers without a group."""
         known = consumer_options.CONSUMER_OPTIONS
-        named = {str(name): str(value) for name, value in known.named(overrides).items()}
-        return known.resolve(("argument", {**self.options(known), **named}))
+        return known.resolve(("argument", {**self.options(known), **(overrides or {})}))
 
     def client_settings(self) -> ClientSettings:
         """Return the settings of blocking clients."""
-        config = self.consumer_config()
+        config = self.reader_config()
         return consumer_options.client_settings(config, config.of(str, "client.id") or CLIENT_ID)
 
     @contextmanager
@@ -142,9 +146,9 @@ class ClusterConnection:
                 fetch_metadata(admin.client)
             yield admin
 
-    def fetcher(self, client: BlockingClient, **overrides: str) -> Fetcher:
-        """Return a fetcher that uses `client` but does not own it; `overrides` as in `consumer_config`."""
-        return fetcher.Fetcher(client, **consumer_options.fetcher_arguments(self.consumer_config(**overrides)))
+    def fetcher(self, client: BlockingClient, overrides: Mapping[str, str]) -> Fetcher:
+        """Return a fetcher that uses `client` but does not own it."""
+        return fetcher.Fetcher(client, **consumer_options.fetcher_arguments(self.reader_config(overrides)))
 
     @contextmanager
     def producer(self, overrides: Mapping[str, str] | None = None) -> Iterator[Producer]:
@@ -160,6 +164,23 @@ class ClusterConnection:
                 yield producer
             finally:
                 producer.close(CLOSE_SECONDS_MAX)
+
+    @contextmanager
+    def consumer(self, overrides: Mapping[str, str], defaults: Mapping[str, str]) -> Iterator[Consumer]:
+        """Yield a consumer for a reachable cluster; `defaults` are for options that are not set.
+
+        The caller commits: closing waits only a few seconds.
+        """
+        options = {**defaults, **self.options(group_options.CONSUMER_OPTIONS), **overrides}
+        try:
+            consumer = client_consumer.Consumer(options)
+        except ConfigError as error:
+            raise InvalidUsageError(str(error)) from error
+        with explained(self.bootstrap):
+            try:
+                yield consumer
+            finally:
+                consumer.close(CLOSE_SECONDS_MAX)
 
     # -- close -----------------------------------------------------------------------------------
 

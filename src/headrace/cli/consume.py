@@ -5,28 +5,33 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.connection import ClusterConnection, connection_options
+from headrace.cli.connection import CLIENT_ID, ClusterConnection, connection_options
 from headrace.cli.offset_ranges import BoundRange, parse_partitions, parse_range
 from headrace.cli.output import CommandError, InvalidUsageError, command_errors, count_text, debug_option
 from headrace.cli.record_formats import TypedOutput, format_options, serde_options, typed_line
 from headrace.cli.record_json import to_line
 from headrace.cli.shared_options import parse_flag, unescape
-from headrace.client.text_formats import parse_header, parse_pattern, record_filters
+from headrace.cli.signals import deferred_signals
+from headrace.client.text_formats import RecordFilter, parse_header, parse_pattern, record_filters
 from headrace.wire.layout import NO_TIMESTAMP, Record
 
 if TYPE_CHECKING:
-    from headrace.cli.record_reader import GroupOffsets, RecordReader
+    from headrace.cli.group_reader import GroupReader
+    from headrace.cli.record_reader import RecordReader
 
 Formatter = Callable[[str, int, Record, bool], bytes]
 """Topic, partition, record, whether its timestamp is the append time → the bytes to print."""
 BatchFormatter = Callable[[str, int, Sequence[Record], bool], bytes]
 """The same for the records of a batch."""
+_GROUP_DEFAULTS = {"client.id": CLIENT_ID, "isolation.level": "read_committed", "allow.auto.create.topics": "false"}
 _NULL_SIZE = -1
 _length = struct.Struct(">i")
 _DIRECTIVE = re.compile(rb"%(.?)", re.DOTALL)
@@ -46,7 +51,7 @@ _DIRECTIVES: dict[bytes, Callable[[str, int, Record], bytes]] = {
 
 
 @click.command()
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("topics", metavar="TOPIC...", nargs=-1)
 @click.option("-p", "--partitions", metavar="N", multiple=True, help="0, 0,2 or 1-3; repeatable. [default: all]")
 @click.option(
     "-o",
@@ -58,7 +63,23 @@ _DIRECTIVES: dict[bytes, Callable[[str, int, Record], bytes]] = {
 @click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="Stop after printing N records.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for new records until Ctrl-C. [default: stop at the end]")
 @click.option(
-    "-g", "--group", metavar="NAME", help="Start at the group's offsets, and commit those of printed records."
+    "-g",
+    "--group",
+    metavar="NAME",
+    help="Join the group: read what it assigns, from its offsets on, and commit those of printed records.",
+)
+@click.option("--pattern", metavar="REGEX", help="With --group, instead of TOPIC: all topics whose whole name matches.")
+@click.option(
+    "--from",
+    "reset_policy",
+    metavar="POLICY",
+    help="With --group, where to start without a committed offset: earliest, latest, by_duration:PT1H (the last hour), "
+    "or none, which is an error. [default: earliest]",
+)
+@click.option(
+    "--protocol",
+    type=click.Choice(["classic", "consumer"]),
+    help="With --group, its protocol: classic, or consumer (KIP-848). [default: classic]",
 )
 @click.option(
     "--isolation",
@@ -95,6 +116,9 @@ def consume(
     count: int | None,
     follow: bool,
     group: str | None,
+    pattern: str | None,
+    reset_policy: str | None,
+    protocol: str | None,
     isolation: str | None,
     key_match: str | None,
     value_match: str | None,
@@ -109,6 +133,9 @@ def consume(
 ) -> None:
     """Print the records of a TOPIC, from the start to the current end.
 
+    With --group, the command shares the partitions with the other members of the group, and stops at the end of those
+    that it got. It reports its partitions on stderr.
+
     TIME is milliseconds since 1970 or ISO 8601, such as 2026-11-16T12:00:00Z. Records are ordered within each
     partition. Text prints null and empty values alike; JSON distinguishes them, and prints bytes that are not UTF-8 as
     base64.
@@ -116,6 +143,7 @@ def consume(
     \b
     headrace consume orders -n 5 --format full
     headrace consume orders -o -1 -f
+    headrace consume orders payments -g billing -f
     headrace consume orders -o @2026-11-16T12:00:00Z:@2026-11-16T13:00:00Z --value-match 'total'
     headrace consume orders --value-format avro --schema-registry http://localhost:8081
     headrace consume a --format json -o :end | headrace produce b --format json
@@ -123,15 +151,10 @@ def consume(
     \b
     Exit codes: 0 success; 1 failure; 2 invalid usage; 3 no such topic or partition, or no broker; 130 interrupted.
     """
-    # Imported here: it imports pyarrow, which invalid usage and --help should not wait for.
-    from headrace.cli.record_reader import GroupOffsets, RecordReader, resolve_ranges, select_partitions
-
-    if group is not None and offsets is not None:
-        raise InvalidUsageError("--group and --offsets are mutually exclusive: the group's offsets set the start")
+    selection = _Selection(topics, partitions, offsets, group, pattern, reset_policy, protocol)
+    selection.check()
     if template is not None and output_format != "text":
         raise InvalidUsageError("--template and --format are mutually exclusive")
-    bounds = BoundRange() if offsets is None else parse_range(offsets)
-    numbers = parse_partitions(partitions) if partitions else set()
     filters = record_filters(
         None if key_match is None else parse_flag("--key-match", parse_pattern, key_match),
         None if value_match is None else parse_flag("--value-match", parse_pattern, value_match),
@@ -142,40 +165,109 @@ def consume(
     if reader_schema is not None:
         typed_options["reader.schema"] = reader_schema
     typed = TypedOutput(typed_options) if typed_options else None
-    overrides = {} if isolation is None else {"isolation_level": isolation}
-    with connection.client() as client:
-        fetcher = connection.fetcher(client, **overrides)
-        selected = select_partitions(client, topics, numbers)
-        group_offsets = None if group is None else GroupOffsets(client, group)
-        ranges = resolve_ranges(fetcher, selected, bounds, follow=follow)
-        if group_offsets is not None:
-            group_offsets.apply_to(ranges)
-        reader = RecordReader(fetcher, ranges, filters)
-        batch_formatter = _joined(formatter) if typed is None else _typed(formatter, typed)
-        _print_records(reader, batch_formatter, count, group_offsets)
-    if not reader.matched_count:
-        click.echo(reader.empty_result_text(), err=True)
+    batch_formatter = _joined(formatter) if typed is None else _typed(formatter, typed)
+    overrides = {} if isolation is None else {"isolation.level": isolation}
+    opened = _group_reader if group is not None else _range_reader
+    with opened(connection, selection, filters, overrides, follow=follow) as reader:
+        _print_records(reader, batch_formatter, count)
+        if not reader.matched_count:
+            click.echo(reader.empty_result_text(), err=True)
     if typed is not None and typed.failed_count:
         raise CommandError(f"{count_text(typed.failed_count, 'record')} could not be decoded; see above")
 
 
-def _print_records(
-    reader: RecordReader, formatter: BatchFormatter, count: int | None, group_offsets: GroupOffsets | None
-) -> None:
-    """Print records, and commit the offsets of those that have left this process."""
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The flags that select what is read."""
+
+    topics: tuple[str, ...]
+    partitions: tuple[str, ...]
+    offsets: str | None
+    group: str | None
+    pattern: str | None
+    reset_policy: str | None
+    protocol: str | None
+
+    def check(self) -> None:
+        """Refuse flags that contradict each other."""
+        if self.group is None:
+            flags = {"--pattern": self.pattern, "--from": self.reset_policy, "--protocol": self.protocol}
+            for flag in (flag for flag, value in flags.items() if value is not None):
+                raise InvalidUsageError(f"{flag} needs --group")
+            if not self.topics:
+                raise InvalidUsageError("no TOPIC was given")
+            return
+        if (self.pattern is None) == (not self.topics):
+            raise InvalidUsageError("--group needs either TOPIC or --pattern")
+        if self.offsets is not None:
+            raise InvalidUsageError(
+                "--group and --offsets are mutually exclusive: the group's offsets set the start; --from sets it for "
+                "partitions without one"
+            )
+        if self.partitions:
+            raise InvalidUsageError("--group and --partitions are mutually exclusive: the group assigns the partitions")
+
+
+@contextmanager
+def _range_reader(
+    connection: ClusterConnection,
+    selection: _Selection,
+    filters: Sequence[RecordFilter],
+    overrides: Mapping[str, str],
+    *,
+    follow: bool,
+) -> Iterator[RecordReader]:
+    """Yield a reader of ranges of partitions."""
+    # Imported here and below: pyarrow, which invalid usage and --help should not wait for.
+    from headrace.cli.record_reader import RecordReader, resolve_ranges, select_partitions
+
+    bounds = BoundRange() if selection.offsets is None else parse_range(selection.offsets)
+    numbers = parse_partitions(selection.partitions) if selection.partitions else set()
+    with connection.client() as client:
+        fetcher = connection.fetcher(client, overrides)
+        selected = select_partitions(client, selection.topics, numbers)
+        yield RecordReader(fetcher, resolve_ranges(fetcher, selected, bounds, follow=follow), filters)
+
+
+@contextmanager
+def _group_reader(
+    connection: ClusterConnection,
+    selection: _Selection,
+    filters: Sequence[RecordFilter],
+    overrides: Mapping[str, str],
+    *,
+    follow: bool,
+) -> Iterator[GroupReader]:
+    """Yield a member of a group. At the end it commits the offsets of printed records, and leaves the group."""
+    from headrace.cli.group_reader import GroupReader
+    from headrace.cli.record_reader import select_partitions
+
+    assert selection.group is not None
+    if selection.pattern is not None and selection.protocol != "consumer":  # a broker's patterns are those of RE2
+        parse_flag("--pattern", parse_pattern, selection.pattern)
+    options = {**overrides, "group.id": selection.group, "enable.auto.commit": "false"}
+    options["auto.offset.reset"] = selection.reset_policy or "earliest"
+    if selection.protocol is not None:
+        options["group.protocol"] = selection.protocol
+    with connection.client() as client:
+        select_partitions(client, selection.topics, set())  # A consumer would wait for topics that do not exist.
+    with connection.consumer(options, _GROUP_DEFAULTS) as consumer:
+        reader = GroupReader(consumer, filters, follow=follow)
+        consumer.subscribe(selection.topics or None, pattern=selection.pattern, listener=reader)
+        with deferred_signals(reader.stop):
+            try:
+                yield reader
+            finally:
+                reader.commit()
+
+
+def _print_records(reader: RecordReader | GroupReader, formatter: BatchFormatter, count: int | None) -> None:
+    """Print what the reader returns. Records have left this process when the next poll begins."""
     out = sys.stdout.buffer
-    printed = reader.positions()
-    try:
-        for poll in reader.polls(count):
-            for (topic, partition), is_append_time, records in poll:
-                out.write(formatter(topic, partition, records, is_append_time))
-            out.flush()
-            printed = reader.positions()
-            if group_offsets is not None:
-                group_offsets.commit(printed, now=False)
-    finally:
-        if group_offsets is not None:
-            group_offsets.commit(printed, now=True)
+    for poll in reader.polls(count):
+        for (topic, partition), is_append_time, records in poll:
+            out.write(formatter(topic, partition, records, is_append_time))
+        out.flush()
 
 
 # -- formats ---------------------------------------------------------------------------------------

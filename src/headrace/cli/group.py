@@ -233,7 +233,10 @@ def _description(facts: GroupOverview) -> str:
     lag = f"{facts.lag:,} records behind"
     if facts.lag_ms is not None:
         lag += f", {format_duration_ms(facts.lag_ms)}"
-    head = f"{facts.name}: {facts.state}, {facts.type}{', ' + facts.assignor if facts.assignor else ''}; {lag}"
+    head = f"{facts.name}: {facts.state}, {facts.type}{', ' + facts.assignor if facts.assignor else ''}"
+    if facts.epoch is not None:
+        head += f", epoch {facts.epoch}"
+    head += f"; {lag}"
     return "\n".join([head, *_partition_lines(facts), *_member_lines(facts)])
 
 
@@ -263,7 +266,16 @@ def _member_lines(facts: GroupOverview) -> Iterable[str]:
         yield "no members"
     else:
         rows = [
-            (member.client_id, member.host, member.instance_id, len(member.partitions), member.member_id)
+            (
+                member.client_id,
+                member.host,
+                member.instance_id,
+                member.protocol,
+                member.epoch,
+                len(member.partitions),
+                facts.lag_of(member),
+                member.member_id,
+            )
             for member in facts.members
         ]
-        yield render_table(("client", "host", "instance", "partitions", "member"), rows)
+        yield render_table(("client", "host", "instance", "protocol", "epoch", "partitions", "lag", "member"), rows)

@@ -1,6 +1,6 @@
-"""Reading records for `headrace consume`: ranges of partitions, filters, and the committed offsets of a group.
+"""Reading records for `headrace consume` without a group: ranges of partitions, and filters.
 
-topics, partitions, range → PartitionRange → Fetcher → batches → matching records → printed → committed
+topics, partitions, range → PartitionRange → Fetcher → batches → matching records
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import NamedTuple
 import click
 
 from headrace.cli.offset_ranges import BoundKind, BoundRange
-from headrace.cli.output import CommandError, ResourceNotFoundError
+from headrace.cli.output import ResourceNotFoundError
 from headrace.cli.topic import partition_count
-from headrace.client.admin.groups import GroupAdmin
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient
 from headrace.client.fetch_data import located
 from headrace.client.fetcher import Fetcher
 from headrace.client.text_formats import RecordFilter
-from headrace.errors import Code, HeadraceError, TimedOutError, WireError
+from headrace.errors import TimedOutError, WireError
 from headrace.types import TopicPartition
 from headrace.wire.columns import OFFSET_MAX
 from headrace.wire.layout import LOG_APPEND_TIME, Record
@@ -30,9 +29,7 @@ from headrace.wire.records import RecordBatch
 POLL_MS = 250.0
 STALL_SECONDS_MAX = 30.0
 """Without progress before the end of the range, after which the broker counts as lost."""
-COMMIT_SECONDS = 5.0
 PARTITIONS_SHOWN_MAX = 8
-_STATES_WITHOUT_MEMBERS = ("", "Empty", "Dead")
 
 
 class MatchingRecords(NamedTuple):
@@ -107,7 +104,7 @@ class RecordReader:
         self._ranges = ranges
         self._read_count = 0
         self.matched_count = 0
-        self._is_limit_reached = False  # the fetcher's position may be beyond the last record returned
+        self._is_limit_reached = False
         until = {tp: each.until for tp, each in ranges.items() if each.until is not None}
         fetcher.assign({tp: each.fetch_offset for tp, each in ranges.items()}, until, check=False)
 
@@ -150,13 +147,6 @@ class RecordReader:
         self.matched_count += len(matching)
         return MatchingRecords(tp, is_append_time, matching)
 
-    def positions(self) -> dict[TopicPartition, int]:
-        """Return the next offset of each partition: after the last record returned and what was skipped behind it."""
-        return {
-            tp: each.next_offset if self._is_limit_reached else max(each.next_offset, self._fetcher.position(tp))
-            for tp, each in self._ranges.items()
-        }
-
     def empty_result_text(self) -> str:
         """Explain why nothing was printed."""
         parts = [
@@ -166,45 +156,3 @@ class RecordReader:
         more = len(self._ranges) - len(parts)
         ranges = ", ".join(parts) + (f" and {more} more partitions" if more > 0 else "")
         return f"no match in {self._read_count:,} records ({ranges})" if self._read_count else f"no records: {ranges}"
-
-
-class GroupOffsets:
-    """The committed offsets of a group: where to begin, and what to commit once it is printed."""
-
-    def __init__(self, client: BlockingClient, group: str) -> None:
-        self._admin = GroupAdmin(client)
-        self._group = group
-        self._committed_at = time.monotonic()
-        self._committed: dict[TopicPartition, int] = {}
-        self._check_no_members()
-
-    def _check_no_members(self) -> None:
-        states = {listing.group_id: listing.state for listing in self._admin.list_groups()}
-        if (state := states.get(self._group, "")) not in _STATES_WITHOUT_MEMBERS:
-            raise CommandError(
-                f"group {self._group!r} has active members (state {state}), which a commit by this command would make "
-                "skip or repeat records; stop them, or use another --group"
-            )
-
-    def apply_to(self, ranges: dict[TopicPartition, PartitionRange]) -> None:
-        """Move the ranges to the committed offsets; partitions without one keep theirs."""
-        for tp, committed in self._admin.list_group_offsets(self._group, ranges).items():
-            range_ = ranges[tp]
-            range_.begin = range_.next_offset = max(committed.offset, range_.start)
-            self._committed[tp] = committed.offset
-
-    def commit(self, positions: dict[TopicPartition, int], *, now: bool) -> None:
-        """Commit changed positions: every few seconds, or `now`."""
-        changed = {tp: offset for tp, offset in positions.items() if self._committed.get(tp) != offset}
-        if not changed or not (now or time.monotonic() - self._committed_at >= COMMIT_SECONDS):
-            return
-        try:
-            self._admin.alter_group_offsets(self._group, changed)
-        except HeadraceError as error:
-            if getattr(error, "code", None) == Code.UNKNOWN_MEMBER_ID:
-                raise CommandError(
-                    f"group {self._group!r} has gained members: the offsets of the last records are not committed"
-                ) from error
-            raise
-        self._committed |= changed
-        self._committed_at = time.monotonic()

@@ -26,9 +26,9 @@ from headrace.errors import ConfigError
 from headrace.producer.options import PRODUCER_OPTIONS
 
 if TYPE_CHECKING:
-    from headrace.spark import consumer_options
+    from headrace.consumer import options as consumer_options
 else:
-    consumer_options = LazyModule("headrace.spark.consumer_options")
+    consumer_options = LazyModule("headrace.consumer.options")
 
 PREFIX = "HEADRACE_"
 FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -36,7 +36,7 @@ DEFAULT = "default"
 
 # Options of Kafka's clients that a shared file may contain; only -X refuses them.
 _IGNORED_OPTIONS = {
-    "auto.offset.reset": "--offsets sets the start",
+    "auto.offset.reset": "--offsets sets the start, or --from with --group",
     "enable.auto.commit": "--group commits the offsets of printed records",
     "key.deserializer": "keys are read as bytes; --format selects how they are printed",
     "value.deserializer": "values are read as bytes; --format selects how they are printed",

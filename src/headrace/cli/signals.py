@@ -68,5 +68,36 @@ def sigterm_as_exit() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
+@contextmanager
+def deferred_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` on the first SIGINT or SIGTERM, and raise it at the end of the block; the second one acts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def restore() -> None:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        restore()
+        stop()
+
+    for number in _SIGNALS:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not received:
+            raise
+    finally:
+        restore()
+    if received:
+        raise KeyboardInterrupt if received[0] == signal.SIGINT else SystemExit(128 + received[0])
+
+
 def _raise_exit(number: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)

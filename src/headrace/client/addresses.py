@@ -72,7 +72,7 @@ def _parse_entry(entry: str) -> Endpoint:
 def resolve(endpoint: Endpoint, getaddrinfo: GetAddrInfo = socket.getaddrinfo) -> list[Address]:
     """Return the addresses of a broker in the order of DNS; raises `socket.gaierror` if there are none."""
     try:
-        answers = getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        rows = getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         reason = (error.strerror or str(error)).rstrip(".")
         raise socket.gaierror(error.errno, f"cannot resolve {endpoint.host!r} of {endpoint}: {reason}") from None
@@ -81,7 +81,7 @@ def resolve(endpoint: Endpoint, getaddrinfo: GetAddrInfo = socket.getaddrinfo) -
         raise socket.gaierror(
             socket.EAI_NONAME, f"cannot resolve {endpoint.host!r} of {endpoint}: invalid host name"
         ) from None
-    addresses = dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in answers)
+    addresses = dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in rows)
     if not addresses:
         raise socket.gaierror(socket.EAI_NONAME, f"cannot resolve {endpoint.host!r} of {endpoint}: no address")
     return list(addresses)

@@ -119,7 +119,7 @@ class Metadata:
         self.cluster = Cluster()  # Replaced as a whole, by the polling thread.
         self.lock = OwnedLock()
         self._topics: dict[str, float] = {}  # Guarded by lock: topic → when it was last used.
-        self._topic_ids: set[bytes] = set()  # Guarded by lock: topics whose names the next request asks for.
+        self._topic_ids: set[bytes] = set()  # Guarded by lock: topics whose names are in the next request.
         self._version = 0  # Guarded by lock: counts updates.
         self._update_seq = 0  # Guarded by lock: the number of the last requested update.
         self._completed_seq = 0  # Guarded by lock: the last one that a response completed.

@@ -32,12 +32,12 @@ from headrace.errors import (
     SchemaNotFoundError,
 )
 from headrace.schema import framing
-from headrace.schema.formats import ParsedSchema, parse
+from headrace.schema.codec import ColumnDecoder, ParsedSchema
+from headrace.schema.formats import parse
 from headrace.schema.types import Schema, SchemaFormat
 
 if TYPE_CHECKING:
     from headrace.client.registry import SchemaRegistryClient
-    from headrace.schema.codec import ColumnDecoder
 
 DECODERS_MAX = 1_000
 UNKNOWN_IDS_MAX = 10_000

@@ -19,8 +19,16 @@ from headrace.config.registry_options import PREFIX
 from headrace.config.resolved import Config
 from headrace.config.serde_options import ALIASES, SERDE_OPTIONS, serde_names
 from headrace.errors import ConfigError, SchemaError
-from headrace.schema.formats import CompleteSchema, ParsedSchema, parse
-from headrace.schema.types import RecordField, RegisteredSchema, Schema, SchemaFormat, SubjectNameStrategy
+from headrace.schema.codec import ParsedSchema
+from headrace.schema.formats import parse
+from headrace.schema.types import (
+    CompleteSchema,
+    RecordField,
+    RegisteredSchema,
+    Schema,
+    SchemaFormat,
+    SubjectNameStrategy,
+)
 
 SchemaChoice: TypeAlias = Literal["latest"] | int | Schema
 """The latest version of the topic's subject, a version of it, or a schema of the user's."""

@@ -84,20 +84,20 @@ def load_certificate(made: ssl.SSLContext, chain: Pem, key: Pem, password: str |
     """Load a certificate chain and its key, which may be in the same file, into a context."""
     chain.check("ssl.keystore.location")
     key.check("ssl.key.location")
-    asked = False
+    was_called = False
 
-    def asked_password() -> str:
-        nonlocal asked
-        asked = True
+    def was_called_password() -> str:
+        nonlocal was_called
+        was_called = True
         return password or ""
 
     with chain.as_file() as chain_path, key.as_file() as key_path:
         assert chain_path is not None
         try:
             # Without a function, OpenSSL would prompt on the terminal.
-            made.load_cert_chain(chain_path, key_path, asked_password)
+            made.load_cert_chain(chain_path, key_path, was_called_password)
         except ssl.SSLError as error:
-            if asked:
+            if was_called:
                 problem = "ssl.key.password is wrong" if password else "its key needs ssl.key.password"
             elif error.reason == "KEY_VALUES_MISMATCH":
                 problem = "its key belongs to another certificate"

@@ -12,8 +12,8 @@ from typing import TypedDict
 from headrace.config.option import Secret
 
 
-class ProducerOptions(TypedDict, total=False):
-    """Options of `Producer`, `AsyncProducer` and `MockProducer`."""
+class CommonOptions(TypedDict, total=False):
+    """Options that producers and consumers have in common."""
 
     bootstrap_servers: str | list[str] | tuple[str, ...] | None
     client_id: str | None
@@ -35,35 +35,11 @@ class ProducerOptions(TypedDict, total=False):
     metrics_sample_window_ms: int | str | None
     metrics_recording_level: str | None
     metric_reporters: object
-    view_url: str | None
-    view_token: str | Secret | None
     enable_metrics_push: bool | str | None
     auto_include_jmx_reporter: bool | str | None
     config_providers: str | list[str] | tuple[str, ...] | None
     security_protocol: str | None
     security_providers: str | None
-    acks: str | int | None
-    batch_size: int | str | None
-    linger_ms: int | str | None
-    buffer_memory: int | str | None
-    max_block_ms: int | str | None
-    delivery_timeout_ms: int | str | None
-    retries: int | str | None
-    max_in_flight_requests_per_connection: int | str | None
-    max_request_size: int | str | None
-    compression_type: str | None
-    compression_gzip_level: int | str | None
-    compression_lz4_level: int | str | None
-    compression_zstd_level: int | str | None
-    enable_idempotence: bool | str | None
-    transactional_id: str | None
-    transaction_timeout_ms: int | str | None
-    transaction_two_phase_commit_enable: bool | str | None
-    metadata_max_idle_ms: int | str | None
-    partitioner_class: object
-    partitioner_ignore_keys: bool | str | None
-    partitioner_adaptive_partitioning_enable: bool | str | None
-    partitioner_availability_timeout_ms: int | str | None
     interceptor_classes: object
     sasl_mechanism: str | None
     sasl_username: str | None
@@ -134,34 +110,38 @@ class ProducerOptions(TypedDict, total=False):
     ssl_secure_random_implementation: str | None
 
 
-class ConsumerOptions(TypedDict, total=False):
+class ProducerOptions(CommonOptions, total=False):
+    """Options of `Producer`, `AsyncProducer` and `MockProducer`."""
+
+    view_url: str | None
+    view_token: str | Secret | None
+    acks: str | int | None
+    batch_size: int | str | None
+    linger_ms: int | str | None
+    buffer_memory: int | str | None
+    max_block_ms: int | str | None
+    delivery_timeout_ms: int | str | None
+    retries: int | str | None
+    max_in_flight_requests_per_connection: int | str | None
+    max_request_size: int | str | None
+    compression_type: str | None
+    compression_gzip_level: int | str | None
+    compression_lz4_level: int | str | None
+    compression_zstd_level: int | str | None
+    enable_idempotence: bool | str | None
+    transactional_id: str | None
+    transaction_timeout_ms: int | str | None
+    transaction_two_phase_commit_enable: bool | str | None
+    metadata_max_idle_ms: int | str | None
+    partitioner_class: object
+    partitioner_ignore_keys: bool | str | None
+    partitioner_adaptive_partitioning_enable: bool | str | None
+    partitioner_availability_timeout_ms: int | str | None
+
+
+class ConsumerOptions(CommonOptions, total=False):
     """Options of `Consumer` and `AsyncConsumer`."""
 
-    bootstrap_servers: str | list[str] | tuple[str, ...] | None
-    client_id: str | None
-    client_dns_lookup: str | None
-    metadata_max_age_ms: int | str | None
-    metadata_recovery_strategy: str | None
-    metadata_recovery_rebootstrap_trigger_ms: int | str | None
-    send_buffer_bytes: int | str | None
-    receive_buffer_bytes: int | str | None
-    reconnect_backoff_ms: int | str | None
-    reconnect_backoff_max_ms: int | str | None
-    retry_backoff_ms: int | str | None
-    retry_backoff_max_ms: int | str | None
-    request_timeout_ms: int | str | None
-    connections_max_idle_ms: int | str | None
-    socket_connection_setup_timeout_ms: int | str | None
-    socket_connection_setup_timeout_max_ms: int | str | None
-    metrics_num_samples: int | str | None
-    metrics_sample_window_ms: int | str | None
-    metrics_recording_level: str | None
-    metric_reporters: object
-    enable_metrics_push: bool | str | None
-    auto_include_jmx_reporter: bool | str | None
-    config_providers: str | list[str] | tuple[str, ...] | None
-    security_protocol: str | None
-    security_providers: str | None
     isolation_level: str | None
     default_api_timeout_ms: int | str | None
     fetch_min_bytes: int | str | None
@@ -188,74 +168,6 @@ class ConsumerOptions(TypedDict, total=False):
     share_acknowledgement_mode: str | None
     share_acquire_mode: str | None
     on_bad_record: str | None
-    interceptor_classes: object
-    sasl_mechanism: str | None
-    sasl_username: str | None
-    sasl_password: str | Secret | None
-    sasl_jaas_config: str | Secret | None
-    sasl_login_callback_handler_class: object
-    sasl_client_callback_handler_class: object
-    sasl_login_class: object
-    sasl_login_connect_timeout_ms: int | str | None
-    sasl_login_read_timeout_ms: int | str | None
-    sasl_login_retry_backoff_ms: int | str | None
-    sasl_login_retry_backoff_max_ms: int | str | None
-    sasl_oauthbearer_token_endpoint_url: str | None
-    sasl_oauthbearer_scope: str | None
-    sasl_oauthbearer_client_credentials_client_id: str | None
-    sasl_oauthbearer_client_credentials_client_secret: str | Secret | None
-    sasl_oauthbearer_header_urlencode: bool | str | None
-    sasl_oauthbearer_jwt_retriever_class: object
-    sasl_oauthbearer_assertion_algorithm: str | None
-    sasl_oauthbearer_assertion_claim_aud: str | None
-    sasl_oauthbearer_assertion_claim_exp_seconds: int | str | None
-    sasl_oauthbearer_assertion_claim_iss: str | None
-    sasl_oauthbearer_assertion_claim_jti_include: bool | str | None
-    sasl_oauthbearer_assertion_claim_nbf_seconds: int | str | None
-    sasl_oauthbearer_assertion_claim_sub: str | None
-    sasl_oauthbearer_assertion_file: str | None
-    sasl_oauthbearer_assertion_private_key_file: str | None
-    sasl_oauthbearer_assertion_private_key_passphrase: str | Secret | None
-    sasl_oauthbearer_assertion_template_file: str | None
-    sasl_login_refresh_window_factor: float | str | None
-    sasl_login_refresh_window_jitter: float | str | None
-    sasl_login_refresh_min_period_seconds: int | str | None
-    sasl_login_refresh_buffer_seconds: int | str | None
-    sasl_kerberos_service_name: str | None
-    sasl_kerberos_kinit_cmd: str | None
-    sasl_kerberos_min_time_before_relogin: int | str | None
-    sasl_kerberos_ticket_renew_window_factor: float | str | None
-    sasl_kerberos_ticket_renew_jitter: float | str | None
-    sasl_oauthbearer_jwt_validator_class: object
-    sasl_oauthbearer_clock_skew_seconds: int | str | None
-    sasl_oauthbearer_expected_audience: str | list[str] | tuple[str, ...] | None
-    sasl_oauthbearer_expected_issuer: str | None
-    sasl_oauthbearer_jwks_endpoint_url: str | None
-    sasl_oauthbearer_jwks_endpoint_refresh_ms: int | str | None
-    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int | str | None
-    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int | str | None
-    sasl_oauthbearer_scope_claim_name: str | None
-    sasl_oauthbearer_sub_claim_name: str | None
-    ssl_truststore_location: str | None
-    ssl_truststore_certificates: str | Secret | None
-    ssl_truststore_type: str | None
-    ssl_truststore_password: str | Secret | None
-    ssl_keystore_location: str | None
-    ssl_key_location: str | None
-    ssl_keystore_certificate_chain: str | Secret | None
-    ssl_keystore_key: str | Secret | None
-    ssl_key_password: str | Secret | None
-    ssl_keystore_type: str | None
-    ssl_keystore_password: str | Secret | None
-    ssl_enabled_protocols: str | list[str] | tuple[str, ...] | None
-    ssl_cipher_suites: str | list[str] | tuple[str, ...] | None
-    ssl_endpoint_identification_algorithm: str | None
-    ssl_protocol: str | None
-    ssl_provider: str | None
-    ssl_engine_factory_class: object
-    ssl_keymanager_algorithm: str | None
-    ssl_trustmanager_algorithm: str | None
-    ssl_secure_random_implementation: str | None
 
 
 class LegacyProducerOptions(TypedDict, total=False):

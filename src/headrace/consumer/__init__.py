@@ -8,6 +8,7 @@ deserialization.py    keys and values of these; bad records      (application th
 deserializers.py      deserializers; column_deserializers.py, schema_deserializers.py
 interceptors.py       user code that sees records and commits    (application thread)
 metrics.py            Kafka's metrics
+iteration.py          records one by one                         (application thread)
 rebalances.py         the listener, and new partitions           (application thread)
 fetching.py           fetches: requests, sessions, responses     (I/O thread)
 positions.py          the first offset of a partition            (I/O thread)

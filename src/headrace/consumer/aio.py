@@ -10,6 +10,7 @@ It uses the same engine. Waits run in a thread, one at a time; listeners of reba
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.consumer.consumer import CLOSE_SECONDS, POLL_SECONDS, Consumer
 from headrace.consumer.rebalances import RebalanceListener
 from headrace.consumer.results import OffsetAndTimestamp
+from headrace.errors import ClosedError, WakeupError
 from headrace.telemetry.metrics import MetricName, Value
 from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from headrace.wire.layout import ConsumerRecord
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
     from headrace.consumer.settings import ConsumerArguments
 
 T = TypeVar("T")
+
+
+async def _end_of(future: asyncio.Future[T]) -> None:
+    """Wait for a future, even if the caller is cancelled again."""
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
 
 
 class AsyncConsumer:
@@ -49,21 +58,34 @@ class AsyncConsumer:
             config, key_deserializer=key_deserializer, value_deserializer=value_deserializer, clock=clock, **options
         )
         self._turn = asyncio.Lock()  # A consumer is for one thread at a time.
+        self._is_closing = False
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ConsumerArguments]) -> Self:
         """Return a consumer with the options of a `.properties` file; keyword arguments take precedence."""
         return cls(Path(path), **arguments)
 
-    async def _run(self, call: Callable[[], T]) -> T:
+    async def _run(self, call: Callable[[], T], *, is_poll: bool = False) -> T:
+        """Run a call in a thread. If the caller is cancelled, it returns when the thread has ended its wait."""
         async with self._turn:
+            self._check_open()
             waiting = asyncio.ensure_future(in_thread(call))
             try:
                 return await asyncio.shield(waiting)
-            except asyncio.CancelledError:
-                self._consumer.wakeup()  # ends the wait, before another call may use the consumer
-                await asyncio.wait([waiting])
+            except WakeupError:
+                self._check_open()
                 raise
+            except asyncio.CancelledError:
+                self._consumer.wakeup()
+                await _end_of(waiting)
+                self._consumer.clear_wakeup()
+                if is_poll and waiting.exception() is None and waiting.result():
+                    self._consumer.undo_poll()  # nobody gets the records
+                raise
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise ClosedError("the consumer is closed")
 
     # -- partitions ----------------------------------------------------------------------------
 
@@ -93,15 +115,21 @@ class AsyncConsumer:
 
     async def poll(self, timeout: float = POLL_SECONDS, max_records: int | None = None) -> list[ConsumerRecord]:
         """Return fetched records; an empty list after `timeout` seconds."""
-        return await self._run(lambda: self._consumer.poll(timeout, max_records))
+        return await self._run(lambda: self._consumer.poll(timeout, max_records), is_poll=True)
 
     async def poll_arrow(self, timeout: float = POLL_SECONDS) -> pa.RecordBatch | None:
         """Return fetched records as columns; None after `timeout` seconds."""
-        return await self._run(lambda: self._consumer.poll_arrow(timeout))
+        return await self._run(lambda: self._consumer.poll_arrow(timeout), is_poll=True)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        """Yield records for ever. The positions follow the records that were yielded."""
+        pending = self._consumer.pending
         while True:
-            for record in await self.poll():
+            self._check_open()
+            record = pending.next()
+            if record is None:
+                pending.add(await self.poll())
+            else:
                 yield record
 
     # -- positions and offsets -----------------------------------------------------------------
@@ -117,6 +145,10 @@ class AsyncConsumer:
     def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Continue after the last records."""
         self._consumer.seek_to_end(partitions)
+
+    def seek_to_committed(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Continue at the committed offsets of the group, for example after a transaction was aborted."""
+        self._consumer.seek_to_committed(partitions)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`."""
@@ -162,7 +194,7 @@ class AsyncConsumer:
         """Return the group and the member, for `producer.send_offsets_to_transaction`."""
         return self._consumer.group_metadata()
 
-    # -- metrics and close ---------------------------------------------------------------------------------
+    # -- metrics and close ---------------------------------------------------------------------
 
     def arrow_schema(self) -> pa.Schema:
         """Return the columns of `poll_arrow`, with the types that the deserializers give them."""
@@ -173,13 +205,28 @@ class AsyncConsumer:
         return self._consumer.metrics()
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Commit if enable.auto.commit is on, leave the group, and stop."""
-        await self._run(lambda: self._consumer.close(timeout))
+        """Commit if enable.auto.commit is on, leave the group, and stop. Calls of other tasks raise ClosedError.
+
+        If the caller is cancelled, the consumer is closed nevertheless, within `timeout` seconds.
+        """
+        self._is_closing = True
+        if self._turn.locked():
+            self._consumer.wakeup()
+        async with self._turn:
+            closing = asyncio.ensure_future(in_thread(lambda: self._consumer.close(timeout)))
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await _end_of(closing)
+                raise
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        """Close. After an exception, the records of the last poll do not count as processed."""
+        if kind is not None and not self._turn.locked():
+            self._consumer.undo_poll()
         await self.close()
 
     def __repr__(self) -> str:

@@ -141,10 +141,8 @@ class ClassicMembership(Membership):
             return
         elif self._topics.pattern is not None and self._topics.resolve(cluster) != self._joined_topics:
             self._log.info("rejoining: the topics that match the pattern have changed")
-        elif self._joined_counts and any(
-            cluster.partition_count(topic) not in (count, None) for topic, count in self._joined_counts.items()
-        ):
-            self._log.info("rejoining: the number of partitions has changed")
+        elif any(_has_changed(cluster, topic, count) for topic, count in self._joined_counts.items()):
+            self._log.info("rejoining: topics were deleted, or the number of partitions has changed")
         else:
             return
         self._revoke(lost=False)
@@ -375,3 +373,10 @@ class ClassicMembership(Membership):
             self._retry_join()
         else:
             self._heartbeat_at_ms = self._coordinator.retry_at_ms(1)
+
+
+def _has_changed(cluster: Cluster, topic: str, count_before: int | None) -> bool:
+    """Return whether a topic has another number of partitions, or was deleted; a missing leader is no change."""
+    count = cluster.partition_count(topic)
+    is_known = count is not None or cluster.errors.get(topic) == Code.UNKNOWN_TOPIC_OR_PARTITION
+    return is_known and count != count_before

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
@@ -21,6 +21,7 @@ from headrace.consumer.arrow_stream import stream
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
 from headrace.consumer.group import ConsumerGroup, OnCommit
+from headrace.consumer.iteration import PendingRecords
 from headrace.consumer.offset_lookups import OffsetLookup, OnOffset
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, PositionState
 from headrace.consumer.reader import RecordReader
@@ -42,6 +43,8 @@ POLL_SECONDS = 1.0
 """The default timeout of a poll."""
 CLOSE_SECONDS = 30.0
 
+T = TypeVar("T")
+
 
 class Consumer:
     """Reads records from Kafka. For one thread at a time; only `wakeup` may be called by others."""
@@ -60,6 +63,8 @@ class Consumer:
         )
         self._engine = engine = ConsumerEngine(self.config, clock)
         self._busy = threading.RLock()  # Re-entrant, because listeners may commit and seek.
+        self.pending = PendingRecords(engine)
+        """For iteration, also that of `AsyncConsumer`."""
         try:
             self._deserialization = Deserialization.load(self.config, engine.plugins, engine.log)
             self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, self._deserialization)
@@ -81,11 +86,19 @@ class Consumer:
     @contextlib.contextmanager
     def _entered(self) -> Iterator[ConsumerEngine]:
         """Check that the consumer can be used, by this thread only."""
-        if not self._busy.acquire(blocking=False):
-            raise IllegalStateError("another thread uses this consumer: a consumer is for one thread at a time")
-        try:
+        with self._alone():
             self._engine.check_usable()
             yield self._engine
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Check that no other thread uses the consumer."""
+        if not self._busy.acquire(blocking=False):
+            raise IllegalStateError(
+                "another thread uses this consumer, which is for one thread at a time: call wakeup() to end its wait"
+            )
+        try:
+            yield
         finally:
             self._busy.release()
 
@@ -176,9 +189,15 @@ class Consumer:
         Listeners of rebalances are called in here.
         """
         count_max = self._engine.settings.max_poll_records if max_records is None else max_records
-        with self._entered() as engine:
-            records = engine.poll(lambda: self._reader.records(count_max), timeout * 1000) or []
-            return engine.interceptors.on_consume(records) if records and engine.interceptors else records
+        if count_max < 1:
+            raise ValueError(f"invalid max_records: expected 1 or more, got {count_max}")
+        interceptors = self._engine.interceptors
+
+        def take() -> list[ConsumerRecord]:
+            records = self._reader.records(count_max)
+            return interceptors.on_consume(records) if records and interceptors else records
+
+        return self._poll(take, timeout * 1000) or []
 
     def poll_arrow(self, timeout: float = POLL_SECONDS) -> pa.RecordBatch | None:
         """Return fetched records as columns; None after `timeout` seconds.
@@ -186,8 +205,21 @@ class Consumer:
         The columns are topic, partition, offset, timestamp, timestampType, key, value, headers, with the types of
         `arrow_schema`. The size of a batch is limited by fetch.max.bytes, not by max.poll.records.
         """
+        return self._poll(self._reader.columns, timeout * 1000)
+
+    def _poll(self, take: Callable[[], T | None], timeout_ms: float) -> T | None:
         with self._entered() as engine:
-            return engine.poll(self._reader.columns, timeout * 1000)
+            if not engine.assignment.partitions and not self.is_subscribed():
+                raise IllegalStateError("the consumer has no partitions: call subscribe() or assign() first")
+            self.pending.give_back()
+            self._reader.settle()
+            try:
+                return engine.poll(take, timeout_ms)
+            except HeadraceError:
+                raise
+            except BaseException:  # Ctrl-C: nothing is returned, so nothing must be skipped
+                self._reader.undo()
+                raise
 
     def arrow_schema(self) -> pa.Schema:
         """Return the columns of `poll_arrow`, with the types that the deserializers give them.
@@ -197,9 +229,27 @@ class Consumer:
         return self._deserialization.schema(sorted({name.topic for name in self._engine.assignment.partitions}))
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Yield records for ever. A record counts as processed when the next one is requested from `poll`."""
+        """Yield records for ever. The positions follow the records that were yielded."""
         while True:
-            yield from self.poll()
+            self._engine.check_usable()
+            record = self.pending.next()
+            if record is None:
+                self.pending.add(self.poll())
+            else:
+                yield record
+
+    def undo_poll(self) -> None:
+        """Move the positions back before the records that were returned last, which are then returned again.
+
+        Records that were committed stay committed.
+        """
+        if self._engine.is_closed:
+            return
+        with self._entered():
+            if self.pending.is_active:
+                self.pending.undo()
+            else:
+                self._reader.undo()
 
     def arrow_stream(self, timeout: float | None = None) -> pa.RecordBatchReader:
         """Return a reader of the records from the positions up to the current ends of the assigned partitions.
@@ -242,6 +292,18 @@ class Consumer:
                 for p in engine.partitions(partitions).values()
             )
 
+    def seek_to_committed(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Continue at the committed offsets of the group; partitions without one, as auto.offset.reset says.
+
+        After a transaction was aborted, this reads its records again.
+        """
+        with self._entered() as engine:
+            self._group("seek_to_committed")
+            engine.replace(
+                AssignedPartition(p.name, PositionState.COMMITTED, paused=p.paused)
+                for p in engine.partitions(partitions).values()
+            )
+
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
         """Return the offset of the next record; waits until it is known."""
         with self._entered() as engine:
@@ -261,7 +323,7 @@ class Consumer:
     def positions(self) -> dict[TopicPartition, int]:
         """Return the offsets of the next records of all assigned partitions whose position is known.
 
-        They can be part of a transaction: `producer.send_offsets_to_transaction(consumer.positions(), consumer)`.
+        They become part of a transaction with `producer.send_offsets_to_transaction(consumer)`.
         """
         partitions = self._engine.assignment.partitions
         return {name: p.position for name, p in partitions.items() if p.position != UNKNOWN_OFFSET}
@@ -299,6 +361,7 @@ class Consumer:
         """
         with self._entered():
             group = self._group("commit")
+            self._settle()
             with _timed(self._engine.metrics.commit_sync):
                 group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
 
@@ -310,7 +373,13 @@ class Consumer:
         """Commit offsets, by default the positions, without waiting. `on_commit` is called in a later `poll`."""
         with self._entered():
             group = self._group("commit_async")
+            self._settle()
             group.commit_async(_offsets(offsets, group), on_commit)
+
+    def _settle(self) -> None:
+        """Count the records that were returned as processed: the application commits them."""
+        self.pending.settle()
+        self._reader.settle()
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
@@ -363,7 +432,7 @@ class Consumer:
             engine.call(look_up)
             return {name: engine.wait(outcome, timeout_ms, "ListOffsets") for name, outcome in outcomes.items()}
 
-    # -- metrics, wakeup and close ----------------------------------------------------------------------
+    # -- metrics, wakeup and close -------------------------------------------------------------
 
     def metrics(self) -> dict[MetricName, Value]:
         """Return the value of every metric, under Kafka's names."""
@@ -373,14 +442,22 @@ class Consumer:
         """Make the current or next call that waits raise WakeupError. Any thread, and signal handlers."""
         self._engine.wakeup()
 
+    def clear_wakeup(self) -> None:
+        """Forget a `wakeup` that has interrupted nothing."""
+        self._engine.clear_wakeup()
+
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Commit if enable.auto.commit is on, leave the group, and stop; after `timeout` seconds, without waiting."""
-        self._engine.close(timeout * 1000)
+        with self._alone():
+            self._engine.close(timeout * 1000)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        """Close. After an exception, the records of the last poll do not count as processed."""
+        if kind is not None:
+            self.undo_poll()
         self.close()
 
     def __repr__(self) -> str:

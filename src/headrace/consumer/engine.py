@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from headrace.client.concurrency import OneShotEvent
-from headrace.client.metadata import Metadata, MetadataUpdater
+from headrace.client.metadata import FATAL_TOPIC_ERRORS, Cluster, Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient
 from headrace.client.offsets import Isolation
 from headrace.client.plugins import PluginLoader
@@ -74,6 +74,7 @@ class ConsumerEngine:
         self.assignment = Assignment()
         self._signal = OneShotEvent()  # Set by the I/O thread, to wake the application thread.
         self._woken = False  # `wakeup` was called.
+        self._checked_cluster: Cluster | None = None  # I/O thread only.
         # Queues between the two threads.
         self._commands: deque[Callable[[], None]] = deque()
         self.steps: deque[Callable[[], object]] = deque()
@@ -239,6 +240,7 @@ class ConsumerEngine:
         if self.metadata.time_to_update_ms(now) <= 0:
             self.metadata.touch(self._topics())
         wait_ms = min(wait_ms, self.updater.maybe_update(now))
+        self._check_topics()
         wait_ms = min(wait_ms, self.lookups.run(now))
         wait_ms = min(wait_ms, self.fetcher.run(now))
         self.network.poll(wait_ms, now)
@@ -256,6 +258,17 @@ class ConsumerEngine:
         """Return the topics whose metadata is needed."""
         topics = {tp.topic for tp in self.assignment.partitions} | self.lookups.topics()
         return topics if self.group is None else topics | self.group.needed_topics()
+
+    def _check_topics(self) -> None:
+        """Raise in `poll` that a subscribed topic cannot be read, once for each metadata response that says so."""
+        cluster = self.metadata.cluster
+        if cluster is self._checked_cluster:
+            return
+        self._checked_cluster = cluster
+        names = () if self.group is None or self.group.topics is None else self.group.topics.names
+        for topic in sorted(names):
+            if (code := cluster.errors.get(topic)) in FATAL_TOPIC_ERRORS:
+                self.raise_in_poll(BrokerError(f"topic {topic!r}", code=code))
 
     def _shut_down(self, error: HeadraceError) -> None:
         self.lookups.fail_all(error)
@@ -353,6 +366,10 @@ class ConsumerEngine:
         """Interrupt the current or next wait. Any thread."""
         self._woken = True
         self.notify()
+
+    def clear_wakeup(self) -> None:
+        """Forget a `wakeup` that has interrupted nothing."""
+        self._woken = False
 
     def poll(self, take: Callable[[], T | None], timeout_ms: float) -> T | None:
         """Return what `take` returns, once that is something; None on timeout. Runs steps of rebalances meanwhile."""

@@ -61,7 +61,7 @@ class FetchSettings:
     request_timeout_ms: float
     retry_backoff_ms: float
     preferred_replica_ms: float
-    """How long a preferred replica is used before the leader is asked again."""
+    """How long a preferred replica is used before fetching from the leader again."""
 
 
 class FetchObserver(Protocol):

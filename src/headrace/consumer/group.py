@@ -162,7 +162,10 @@ class ConsumerGroup:
             return Topics(names)
         if self._settings.is_consumer_protocol:
             return Topics(regex=pattern)
-        return Topics(pattern=re.compile(pattern), matches_internal=matches_internal)
+        try:
+            return Topics(pattern=re.compile(pattern), matches_internal=matches_internal)
+        except re.error as error:
+            raise ValueError(f"invalid pattern: expected a regular expression, got {pattern!r}: {error}") from error
 
     def subscribe(self, topics: Topics, listener: RebalanceListener | None) -> None:
         """Join the group with these topics."""

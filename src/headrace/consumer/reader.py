@@ -18,7 +18,7 @@ from headrace.client.fetch_data import located
 from headrace.consumer.columns import ColumnCollector
 from headrace.consumer.deserialization import BadRow, Deserialization
 from headrace.consumer.metrics import ReadData
-from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, Fetched
+from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, Assignment, FetchBuffer, Fetched
 from headrace.errors import DeserializationError, SchemaError, WireError
 from headrace.types import TopicPartition
 from headrace.wire.compression import DECOMPRESSED_BYTES_MAX
@@ -61,6 +61,7 @@ class RecordReader:
         self._taken: deque[Fetched] = deque()
         self._paused: dict[TopicPartition, Fetched] = {}
         self._current: Fetched | None = None
+        self._starts: dict[AssignedPartition, int] = {}  # Positions before the records that were returned last.
         self._parts_read: list[ReadData] = []  # In this poll.
 
     # -- data ----------------------------------------------------------------------------------
@@ -71,6 +72,7 @@ class RecordReader:
         current = self._current
         if current is not None:
             if assignment.is_current(current.partition) and not current.partition.paused:
+                self._starts.setdefault(current.partition, current.partition.position)
                 return current
             self._current = None
             self._set_aside(current, assignment)
@@ -85,6 +87,7 @@ class RecordReader:
             fetched = self._taken.popleft()
             if assignment.is_current(fetched.partition) and not fetched.partition.paused:
                 self._current = fetched
+                self._starts.setdefault(fetched.partition, fetched.partition.position)
                 return fetched
             self._set_aside(fetched, assignment)
 
@@ -151,6 +154,27 @@ class RecordReader:
         if self._current is fetched:
             self._current = None
         self._release(fetched)
+
+    def settle(self) -> None:
+        """Count the records that were returned before as processed."""
+        self._starts.clear()
+
+    def undo(self) -> None:
+        """Move the positions back to where they were at the last `settle`: the records since then are read again.
+
+        Everything else that was fetched is fetched again, too: an interrupt (Ctrl-C) may have dropped data on their
+        way through this object.
+        """
+        for partition in list(self._partitions.assignment.partitions.values()):
+            position = self._starts.get(partition, partition.position)
+            if position != UNKNOWN_OFFSET:
+                self._partitions.restart(partition, position)
+        for fetched in (*self._taken, *self._paused.values(), *filter(None, [self._current])):
+            self._buffer.release(fetched)
+        self._taken.clear()
+        self._paused.clear()
+        self._current = None
+        self._starts.clear()
 
     # -- records -------------------------------------------------------------------------------
 
@@ -284,7 +308,10 @@ class RecordReader:
         for row in range(bad.row, batch.num_rows):
             if names[row] not in rest:
                 rest[names[row]] = (starts[names[row]][0], offsets[row].as_py())
+        before = {name: self._starts[fetched.partition] for name, (fetched, _) in rest.items()}
         self._rewind(rest)
+        for name, position in before.items():
+            self._starts[self._partitions.assignment.partitions[name]] = position
         return typed
 
     def _rewind(self, positions: dict[TopicPartition, tuple[Fetched, int]]) -> None:

@@ -2,7 +2,7 @@
 
     write_orders → folder of files → Pipeline: one record per order, key customer → topic
 
-The ids of a customer's orders increase, and their order is preserved: within a batch they are in one file, hence in one
+The ids of a customer's orders increase, and their order is preserved: within a batch they are in one file, so in one
 task, and in one partition of the topic. So the audit can detect lost and duplicated records, and records out of order.
 """
 

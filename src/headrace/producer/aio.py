@@ -37,7 +37,7 @@ from headrace.producer.records import (
 )
 from headrace.producer.settings import resolve
 from headrace.telemetry.metrics import MetricName, Value
-from headrace.types import GroupMember, GroupMetadata
+from headrace.types import GroupMember, GroupMetadata, PositionedMember
 
 if TYPE_CHECKING:
     from headrace.config.option_types import ProducerOptions
@@ -213,8 +213,13 @@ class AsyncProducer:
         """Begin a transaction. Local: the broker learns of it with the first record."""
         self._engine.begin_transaction()
 
-    async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
-        """Commit consumer offsets with the transaction: (topic, partition) → next offset to read."""
+    async def send_offsets_to_transaction(
+        self, offsets: Offsets | PositionedMember, group: GroupMetadata | GroupMember | None = None
+    ) -> None:
+        """Commit consumer offsets with the transaction: those of all records that a consumer has returned.
+
+        Pass the consumer; or offsets, (topic, partition) → the next to read, and the consumer or its group metadata.
+        """
         await in_thread(lambda: self._engine.send_offsets_to_transaction(offsets, group))
 
     async def commit_transaction(self) -> None:

@@ -43,14 +43,14 @@ from headrace.producer.partitioners import AdaptiveSticky
 from headrace.producer.pipeline import SendPipeline, refuse_unused_formats
 from headrace.producer.queues import TopicQueues
 from headrace.producer.recent import Recent
-from headrace.producer.records import Delivery, Offsets, PreparedRecord, ProducerRecord
+from headrace.producer.records import Delivery, Offsets, PreparedRecord, ProducerRecord, offsets_of
 from headrace.producer.sender import Sender
 from headrace.producer.settings import ProducerSettings, producer_log
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transactions import TransactionManager
 from headrace.telemetry import reporters
 from headrace.telemetry.listeners import SnapshotSource
-from headrace.types import GroupMember, GroupMetadata
+from headrace.types import GroupMember, GroupMetadata, PositionedMember
 from headrace.wire.records import record_bytes_max
 
 if TYPE_CHECKING:
@@ -405,12 +405,14 @@ class SendEngine:
         with self._transactional("begin_transaction", "begin") as manager:
             manager.begin_transaction()
 
-    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
+    def send_offsets_to_transaction(
+        self, offsets: Offsets | PositionedMember, group: GroupMetadata | GroupMember | None = None
+    ) -> None:
         """Commit consumer offsets with the transaction."""
         with self._transactional("send_offsets_to_transaction", "send-offsets") as manager:
-            if offsets:
-                metadata = group if isinstance(group, GroupMetadata) else group.group_metadata()
-                manager.begin_send_offsets(offsets, metadata).wait(self.settings.max_block_ms)
+            named, metadata = offsets_of(offsets, group)
+            if named:
+                manager.begin_send_offsets(named, metadata).wait(self.settings.max_block_ms)
 
     def commit_transaction(self) -> PendingResult:
         """Send all queued records and commit."""

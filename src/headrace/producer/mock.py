@@ -44,11 +44,12 @@ from headrace.producer.records import (
     Offsets,
     PreparedRecord,
     ProducerRecord,
+    offsets_of,
 )
 from headrace.producer.settings import ProducerSettings, producer_log, resolve
 from headrace.producer.transaction_state import State, is_legal
 from headrace.telemetry.metrics import MetricName, Value
-from headrace.types import GroupMember, GroupMetadata
+from headrace.types import GroupMember, GroupMetadata, PositionedMember
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max
 
@@ -347,13 +348,15 @@ class MockProducer(TransactionScope):
             self._check_error()
             self._transition_to("begin_transaction", State.IN_TRANSACTION)
 
-    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata | GroupMember) -> None:
+    def send_offsets_to_transaction(
+        self, offsets: Offsets | PositionedMember, group: GroupMetadata | GroupMember | None = None
+    ) -> None:
         with self._transactional("send_offsets_to_transaction"):
             self._check_error()
             self._check_state("send_offsets_to_transaction", State.IN_TRANSACTION)
-            if offsets:
-                metadata = group if isinstance(group, GroupMetadata) else group.group_metadata()
-                named = {(topic, number): offset for (topic, number), offset in offsets.items()}
+            given, metadata = offsets_of(offsets, group)
+            if given:
+                named = {(topic, number): offset for (topic, number), offset in given.items()}
                 self._uncommitted_offsets.setdefault(metadata.group_id, {}).update(named)
 
     def commit_transaction(self) -> None:

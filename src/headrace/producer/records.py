@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from headrace.types import OffsetAndMetadata, TopicPartition
+from headrace.types import GroupMember, GroupMetadata, OffsetAndMetadata, PositionedMember, TopicPartition
 from headrace.wire.layout import NO_TIMESTAMP, Header
 
 Headers = Iterable[Header] | Mapping[str, bytes | None] | None
@@ -62,6 +62,22 @@ def _check_not_negative(field: str, value: object) -> None:
 Offset = int | tuple[int, str] | OffsetAndMetadata
 Offsets = Mapping[tuple[str, int], Offset] | Mapping[TopicPartition, Offset]
 """(topic, partition) → the next offset to read, optionally with metadata."""
+
+
+def offsets_of(
+    offsets: Offsets | PositionedMember, group: GroupMetadata | GroupMember | None
+) -> tuple[Offsets, GroupMetadata]:
+    """Return the offsets of a transaction, and the member for which they are committed.
+
+    The positions of a consumer are those of all records that its polls have returned.
+    """
+    if not isinstance(offsets, Mapping):
+        if group is not None:
+            raise TypeError("send_offsets_to_transaction() got a consumer and a group: pass only the consumer")
+        return offsets.positions(), offsets.group_metadata()
+    if group is None:
+        raise TypeError("send_offsets_to_transaction() got offsets without a group: pass the consumer as the second")
+    return offsets, group if isinstance(group, GroupMetadata) else group.group_metadata()
 
 
 class RecordMetadata(NamedTuple):

@@ -9,8 +9,9 @@ share it. Rows that fail are null, with an error each, and do not affect others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Self
 
 import pyarrow as pa
 
@@ -20,7 +21,10 @@ from headrace.schema.avro_encoding import plan_encoding
 from headrace.schema.avro_resolution import project, resolve
 from headrace.schema.avro_schema import AvroSchema, parse_schema
 from headrace.schema.avro_types import arrow_type, derive_schema
-from headrace.schema.codec import ColumnDecoder, ColumnEncoder, RowError
+from headrace.schema.avro_values import value_encoder
+from headrace.schema.codec import ColumnDecoder, ColumnEncoder, ParsedSchema, RowError
+from headrace.schema.types import CompleteSchema, Schema, SchemaFormat
+from headrace.schema.values import ValueEncoder
 
 __all__ = [
     "AvroDecoder",
@@ -78,6 +82,45 @@ class AvroEncoder(ColumnEncoder):
     def __init__(self, schema: str | AvroSchema, arrow_type: pa.DataType) -> None:
         plan = plan_encoding(_parsed(schema), arrow_type)
         super().__init__(arrow_type, plan, PlanEncoder(plan.nodes, plan.constants), _TEXTS)
+
+
+class ParsedAvroSchema(ParsedSchema):
+    """An Avro schema behind the interface of all formats."""
+
+    format = SchemaFormat.AVRO
+
+    def __init__(self, model: AvroSchema) -> None:
+        self._model = model
+
+    @classmethod
+    def parse(cls, source: CompleteSchema) -> Self:
+        texts = [reference.text for reference in source.references.values()]
+        return cls(parse_schema(source.schema.text, texts))
+
+    @classmethod
+    def derive(cls, arrow_type: pa.DataType, record_name: str) -> Schema:
+        namespace, _, name = record_name.rpartition(".")
+        return Schema(derive_schema(arrow_type, name, namespace), cls.format)
+
+    def record_name(self, message: str | None = None) -> str | None:
+        # A primitive type is named after itself, as in Java's Schema.getFullName.
+        return str(getattr(self._model, "name", self._model.kind))
+
+    def decoder(
+        self,
+        reader: ParsedSchema | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        message: str | None = None,
+        reader_message: str | None = None,
+    ) -> ColumnDecoder:
+        return AvroDecoder(self._model, None if reader is None else self.same_format(reader)._model, columns)
+
+    def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
+        return AvroEncoder(self._model, arrow_type)
+
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        return value_encoder(self._model)
 
 
 def _parsed(schema: str | AvroSchema) -> AvroSchema:

@@ -27,7 +27,7 @@ from headrace.schema.avro_schema import (
     UnionType,
     describe,
 )
-from headrace.schema.codec import EncodePlan, shorten
+from headrace.schema.codec import EncodePlan, column_names, join_path, shorten
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LOGICAL_UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
@@ -89,13 +89,12 @@ class _Planner:
                     children.append(self._plan.add_node(EncodeOp.BRANCH, member, path, index, [child]))
                 return self._plan.add_node(EncodeOp.MEMBERS, column, path, null_index, children)
         for index in members:
-            before = len(self._plan.nodes), len(self._plan.sources)
             try:
-                child = self._value(schema.branches[index], column, data_type, path)
+                with self._plan.attempt():
+                    child = self._value(schema.branches[index], column, data_type, path)
             except SchemaError:
                 if len(members) == 1:
                     raise
-                del self._plan.nodes[before[0] :], self._plan.paths[before[0] :], self._plan.sources[before[1] :]
                 continue
             if null_index < 0:
                 return self._plan.add_node(EncodeOp.BRANCH, column, path, index, [child])
@@ -105,16 +104,10 @@ class _Planner:
     def _record(self, schema: RecordType, column: int, data_type: pa.DataType, path: str) -> int:
         if not pa.types.is_struct(data_type):
             raise self._error(schema, data_type, path)
-        names = [entry.name for entry in data_type]
-        unknown = set(names) - {entry.name for entry in schema.fields}
-        if unknown or len(set(names)) != len(names):
-            raise SchemaError(
-                f"columns {', '.join(sorted(unknown or names))} are not fields of Avro record {schema.name}, "
-                f"or are there twice; select the columns to write"
-            )
+        names = column_names(data_type, schema.fields, f"fields of Avro record {schema.name}")
         children = []
         for entry in schema.fields:
-            inner = f"{path}.{entry.name}" if path else entry.name
+            inner = join_path(path, entry.name)
             if entry.name in names:
                 index = names.index(entry.name)
                 child, child_type = self._plan.add_source(column, index, data_type.field(index).type)

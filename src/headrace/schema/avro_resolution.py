@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from headrace.errors import SchemaError
 from headrace.schema._avro.layout import Op
-from headrace.schema._plan.layout import Node, decimal_limit
+from headrace.schema._plan.layout import decimal_limit
 from headrace.schema.avro_defaults import encode_default
 from headrace.schema.avro_schema import (
     ArrayType,
@@ -37,7 +37,7 @@ from headrace.schema.avro_schema import (
     describe,
 )
 from headrace.schema.avro_types import arrow_type
-from headrace.schema.codec import DecodePlan, shorten
+from headrace.schema.codec import DecodePlan, choose_fields, join_path, shorten
 
 NODES_MAX = 100_000
 
@@ -84,19 +84,12 @@ def project(schema: AvroSchema, columns: Iterable[str]) -> AvroSchema:
 
 def _project(schema: AvroSchema, names: Sequence[Sequence[str]], path: str) -> AvroSchema:
     if any(not name for name in names):
-        return schema  # wanted as a whole
+        return schema  # chosen as a whole
     if isinstance(schema, RecordType):
-        known = {entry.name for entry in schema.fields}
-        for name in names:
-            if name[0] not in known:
-                raise SchemaError(
-                    f"no field {_join(path, name[0])} in Avro record {schema.name}; it has {', '.join(sorted(known))}"
-                )
-        fields = []
-        for entry in schema.fields:
-            inner = [name[1:] for name in names if name[0] == entry.name]
-            if inner:
-                fields.append(replace(entry, type=_project(entry.type, inner, _join(path, entry.name))))
+        chosen = choose_fields(schema.fields, names, path, "field", f"Avro record {schema.name}")
+        fields = [
+            replace(entry, type=_project(entry.type, inner, join_path(path, entry.name))) for entry, inner in chosen
+        ]
         return replace(schema, fields=tuple(fields))
     if isinstance(schema, ArrayType):
         return replace(schema, items=_project(schema.items, names, path))
@@ -119,10 +112,6 @@ def least_bytes(schema: AvroSchema) -> int:
     if isinstance(schema, UnionType):
         return 1 + min(least_bytes(branch) for branch in schema.branches)
     return _FIXED_BYTES.get(schema.kind, 1)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _names_match(writer: NamedType, reader: NamedType) -> bool:
@@ -168,7 +157,6 @@ class _PlanTooLargeError(Exception):
 class _Resolver:
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
-        self._constant_indexes: dict[bytes, int] = {}
 
     def value(self, writer: AvroSchema, reader: AvroSchema, column: int, path: str) -> int:
         """Add the nodes that decode the writer's value into a column; return the index of the last."""
@@ -195,7 +183,7 @@ class _Resolver:
     def _simple(self, writer: AvroSchema, reader: AvroSchema, column: int, path: str) -> int:
         assert isinstance(reader, PrimitiveType | FixedType)
         if reader.logical is not None and reader.logical.name == "decimal":
-            limit = self._constant(decimal_limit(reader.logical.precision))
+            limit = self._plan.add_constant(decimal_limit(reader.logical.precision))
             if isinstance(reader, FixedType):
                 return self._add(Op.DECIMAL_FIXED, column, path, reader.size, [limit])
             return self._add(Op.DECIMAL_BYTES, column, path, 0, [limit])
@@ -245,32 +233,32 @@ class _Resolver:
         for entry in writer.fields:
             target = missing.get(entry.name if entry.name in columns else by_alias.get(entry.name, ""))
             if target is None:
-                children.append(self._skip(entry.type, _join(path, entry.name)))
+                children.append(self._skip(entry.type, join_path(path, entry.name)))
             else:
                 del missing[target.name]
-                inner = _join(path, target.name)
+                inner = join_path(path, target.name)
                 children.append(self.value(entry.type, target.type, columns[target.name], inner))
         for name, target in missing.items():
             if isinstance(target.default, NoDefault):
                 raise SchemaError(
-                    f"field {_join(path, name)} of the reader's schema is not in the writer's and has no default; "
+                    f"field {join_path(path, name)} of the reader's schema is not in the writer's and has no default; "
                     f"add a default"
                 )
-            constant = self._constant(encode_default(target.type, target.default))
-            child = self.value(target.type, target.type, columns[name], _join(path, name))
-            children.append(self._add(Op.CONSTANT, columns[name], _join(path, name), constant, [child]))
+            constant = self._plan.add_constant(encode_default(target.type, target.default))
+            child = self.value(target.type, target.type, columns[name], join_path(path, name))
+            children.append(self._add(Op.CONSTANT, columns[name], join_path(path, name), constant, [child]))
         return self._add(Op.RECORD, column, path, children=children)
 
     def _enum(self, writer: EnumType, reader: EnumType, column: int, path: str) -> int:
         constants = []
         for symbol in writer.symbols:
             text = symbol if symbol in reader.symbols else reader.default
-            constants.append(-1 if text is None else self._constant(text.encode()))
+            constants.append(-1 if text is None else self._plan.add_constant(text.encode()))
         return self._add(Op.ENUM, column, path, 0, constants)
 
     def _skip(self, writer: AvroSchema, path: str) -> int:
         if isinstance(writer, RecordType):
-            children = [self._skip(entry.type, _join(path, entry.name)) for entry in writer.fields]
+            children = [self._skip(entry.type, join_path(path, entry.name)) for entry in writer.fields]
             return self._add(Op.SKIP_RECORD, -1, path, children=children)
         if isinstance(writer, UnionType):
             return self._add(Op.SKIP_UNION, -1, path, children=[self._skip(b, path) for b in writer.branches])
@@ -289,15 +277,7 @@ class _Resolver:
     def _add(self, op: Op, column: int, path: str, size: int = 0, children: Sequence[int] = ()) -> int:
         if len(self._plan.nodes) >= NODES_MAX:
             raise _PlanTooLargeError
-        self._plan.nodes.append(Node(op, column, size, tuple(children)))
-        self._plan.paths.append(path)
-        return len(self._plan.nodes) - 1
-
-    def _constant(self, data: bytes) -> int:
-        if data not in self._constant_indexes:
-            self._constant_indexes[data] = len(self._plan.constants)
-            self._plan.constants.append(data)
-        return self._constant_indexes[data]
+        return self._plan.add_node(op, column, path, size, children)
 
     def _error(self, writer: AvroSchema, reader: AvroSchema, path: str, reason: str) -> SchemaError:
         where = f"field {path}: " if path else ""

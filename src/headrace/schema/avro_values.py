@@ -33,6 +33,7 @@ from headrace.schema.avro_schema import (
     UnionType,
     describe,
 )
+from headrace.schema.codec import join_path
 from headrace.schema.values import MISSING, ValueEncoder, encode_varint, failed, mismatch
 
 _DOUBLE = struct.Struct("<d").pack
@@ -68,7 +69,7 @@ def _encoder(schema: AvroSchema, path: str) -> ValueEncoder:
 def _record(schema: RecordType, path: str) -> ValueEncoder:
     fields: list[tuple[str, ValueEncoder, bytes | None]] = []
     for entry in schema.fields:
-        inner = f"{path}.{entry.name}" if path else entry.name
+        inner = join_path(path, entry.name)
         missing = None
         if not isinstance(entry.default, NoDefault):
             missing = encode_default(entry.type, entry.default)
@@ -95,7 +96,7 @@ def _record(schema: RecordType, path: str) -> ValueEncoder:
             elif missing is not None:
                 parts.append(missing)
             else:
-                inner = f"{path}.{name}" if path else name
+                inner = join_path(path, name)
                 raise failed(inner, "no value, and the Avro schema has no default; add the field")
         if known != len(value):
             names = [name for name, _, _ in fields]

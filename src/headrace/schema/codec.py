@@ -8,10 +8,12 @@ A format makes the plans (avro_resolution.py, avro_encoding.py, …) and has the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -26,8 +28,12 @@ from headrace.schema._plan.layout import (
     Kind,
     Node,
 )
+from headrace.schema.types import CompleteSchema, Schema, SchemaFormat
 from headrace.wire.columns import bytes_column
 from headrace.wire.layout import BytesColumn
+
+if TYPE_CHECKING:
+    from headrace.schema.values import ValueEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,24 @@ class DecodePlan:
     paths: list[str] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
     constants: list[bytes] = field(default_factory=list)
+    _constant_indexes: dict[bytes, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The root is nullable, whatever the schema says: a row that cannot be decoded is null.
         self._add_column(self.arrow_type, True)
+
+    def add_node(self, op: IntEnum, column: int, path: str, size: int = 0, children: Sequence[int] = ()) -> int:
+        """Add a node for the field at `path`; return its index."""
+        self.nodes.append(Node(op, column, size, tuple(children)))
+        self.paths.append(path)
+        return len(self.nodes) - 1
+
+    def add_constant(self, data: bytes) -> int:
+        """Return the index of a constant, which is added if it is new."""
+        index = self._constant_indexes.setdefault(data, len(self.constants))
+        if index == len(self.constants):
+            self.constants.append(data)
+        return index
 
     def _add_column(self, data_type: pa.DataType, nullable: bool) -> int:
         index = len(self.columns)
@@ -110,6 +130,24 @@ class EncodePlan:
     def add_constant(self, data: bytes) -> int:
         self.constants.append(data)
         return len(self.constants) - 1
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Remove the nodes and columns that were added meanwhile if the attempt raises a SchemaError."""
+        nodes, sources = len(self.nodes), len(self.sources)
+        try:
+            yield
+        except SchemaError:
+            del self.nodes[nodes:], self.paths[nodes:], self.sources[sources:]
+            raise
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Field = TypeVar("_Field", bound=_Named)
 
 
 class _DecodeKernel(Protocol):
@@ -186,6 +224,73 @@ class ColumnEncoder:
         return array, self._errors.row_errors(errors)
 
 
+class ParsedSchema(ABC):
+    """A parsed schema of one format.
+
+    `message` is the full name of a message type of a Protobuf schema, by default the first one. The other formats have
+    one type in a schema, and ignore it.
+    """
+
+    format: SchemaFormat
+    has_message_indexes = False
+    """Whether the position of the message type follows the schema id in a value."""
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, source: CompleteSchema) -> Self:
+        """Return a schema of this format parsed; raises SchemaError if it is invalid."""
+
+    @classmethod
+    @abstractmethod
+    def derive(cls, arrow_type: pa.DataType, record_name: str) -> Schema:
+        """Return a schema of this format for an Arrow type."""
+
+    @abstractmethod
+    def record_name(self, message: str | None = None) -> str | None:
+        """Return the full name of the type, such as `shop.Order`; None if it has none."""
+
+    def arrow_type(self, columns: Sequence[str] | None = None, message: str | None = None) -> pa.DataType:
+        """Return the Arrow type of values; with `columns`, of these fields only."""
+        return self.decoder(columns=columns, message=message).arrow_type
+
+    @abstractmethod
+    def decoder(
+        self,
+        reader: ParsedSchema | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        message: str | None = None,
+        reader_message: str | None = None,
+    ) -> ColumnDecoder:
+        """Return a decoder of values that were written with this schema, to the type of the reader's."""
+
+    @abstractmethod
+    def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
+        """Return an encoder of columns of an Arrow type."""
+
+    @abstractmethod
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        """Return the function from a Python value to its bytes; it raises SchemaError if the value does not fit."""
+
+    def message_indexes(self, message: str | None = None) -> tuple[int, ...] | None:
+        """Return the position of a message type, which follows the schema id; None if the format has none."""
+        return None
+
+    def message_at(self, indexes: Sequence[int]) -> str | None:
+        """Return the full name of the message type at a position; raises SchemaError if there is none."""
+        return None
+
+    @classmethod
+    def same_format(cls, reader: ParsedSchema) -> Self:
+        """Return the reader's schema; raises SchemaError if it has another format."""
+        if not isinstance(reader, cls):
+            raise SchemaError(
+                f"values of {cls.format.value} schemas cannot be read as {reader.format.value};"
+                " use schemas of one format"
+            )
+        return reader
+
+
 class _ErrorTexts:
     """Makes errors of rows from those of a kernel."""
 
@@ -202,6 +307,40 @@ class _ErrorTexts:
             at = f" at byte {position}" if position >= 0 else ""
             result.append(RowError(row, code, position, path, f"{where}{at}: {text}"))
         return result
+
+
+def join_path(path: str, name: str) -> str:
+    """Return the path of a field in the value at `path`; the path of the whole value is empty."""
+    return f"{path}.{name}" if path else name
+
+
+def choose_fields(
+    fields: Sequence[_Field], columns: Iterable[Sequence[str]], path: str, kind: str, owner: str
+) -> list[tuple[_Field, list[Sequence[str]]]]:
+    """Return the fields that columns name, each with the rest of the names: an empty one stands for the whole field.
+
+    Raises SchemaError for a name without a field; `kind` and `owner` are for its text.
+    """
+    known = {field.name for field in fields}
+    rests: dict[str, list[Sequence[str]]] = {}
+    for name, *rest in columns:
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise SchemaError(f"no {kind} {join_path(path, name)} in {owner}; it has {names}")
+        rests.setdefault(name, []).append(rest)
+    return [(field, rests[field.name]) for field in fields if field.name in rests]
+
+
+def column_names(data_type: pa.DataType, fields: Iterable[_Field], owner: str) -> list[str]:
+    """Return the names of a struct's columns; raises SchemaError if one is not among the fields, or is there twice."""
+    names = [entry.name for entry in data_type]
+    unknown = set(names) - {field.name for field in fields}
+    if unknown or len(set(names)) != len(names):
+        raise SchemaError(
+            f"columns {', '.join(sorted(unknown or names))} are not {owner}, or are there twice; "
+            f"select the columns to write"
+        )
+    return names
 
 
 def shorten(text: str, chars_max: int = 80) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from headrace.errors import SchemaError
 from headrace.schema._json.layout import MISSING_ERROR, MISSING_NULL, NULLABLE, PLAIN_NAMES, Op
-from headrace.schema._plan.layout import Node, decimal_limit
-from headrace.schema.codec import DecodePlan
+from headrace.schema._plan.layout import decimal_limit
+from headrace.schema.codec import DecodePlan, join_path
 from headrace.schema.json_types import (
     TOKENS,
     ArrayType,
@@ -28,7 +28,6 @@ from headrace.schema.json_types import (
     UnionType,
     arrow_type,
     describe,
-    join_path,
     json_bytes,
 )
 
@@ -46,7 +45,7 @@ def plan_decoding(schema: JsonSchema) -> DecodePlan:
     """Return the plan to decode values of a schema."""
     plan = DecodePlan(arrow_type(schema))
     planner = _Planner(plan)
-    planner.add(Op.ROOT, 0, "", children=[planner.value(schema, 0, "")])
+    plan.add_node(Op.ROOT, 0, "", children=[planner.value(schema, 0, "")])
     return plan
 
 
@@ -58,58 +57,50 @@ def token_bits(tokens: Sequence[str]) -> int:
 class _Planner:
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
-        self._constant_indexes: dict[bytes, int] = {}
 
     def value(self, schema: JsonSchema, column: int, path: str) -> int:
         """Add the nodes that decode a value into a column; return the index of the last."""
         null = NULLABLE if schema.nullable else 0
         if isinstance(schema, ScalarType):
             if schema.kind == "decimal":
-                limit = self._constant(decimal_limit(schema.data_type.precision))
-                return self.add(Op.DECIMAL, column, path, schema.data_type.scale << 1 | null, [limit])
-            return self.add(_SCALAR_OPS[schema.kind], column, path, null)
+                limit = self._plan.add_constant(decimal_limit(schema.data_type.precision))
+                return self._plan.add_node(Op.DECIMAL, column, path, schema.data_type.scale << 1 | null, [limit])
+            return self._plan.add_node(_SCALAR_OPS[schema.kind], column, path, null)
         if isinstance(schema, TextType):
-            return self.add(Op.TEXT, column, path, token_bits(schema.tokens) << 1 | null)
+            return self._plan.add_node(Op.TEXT, column, path, token_bits(schema.tokens) << 1 | null)
         if isinstance(schema, ObjectType):
             return self._object(schema, column, path)
         children = self._plan.columns[column].children
         if isinstance(schema, ArrayType):
-            return self.add(Op.ARRAY, column, path, null, [self.value(schema.items, children[0], f"{path}[]")])
+            return self._plan.add_node(
+                Op.ARRAY, column, path, null, [self.value(schema.items, children[0], f"{path}[]")]
+            )
         if isinstance(schema, MapType):
             values = self._plan.columns[children[0]].children[1]
-            return self.add(Op.MAP, column, path, null, [self.value(schema.values, values, f"{path}{{}}")])
+            return self._plan.add_node(Op.MAP, column, path, null, [self.value(schema.values, values, f"{path}{{}}")])
         members = dict.fromkeys(TOKENS, -1)
         for i, member in enumerate(schema.members):
             child = self.value(member, children[i], path)
-            members[member.token] = self.add(Op.MEMBER, column, path, i, [child])
-        return self.add(Op.UNION, column, path, null, list(members.values()))
+            members[member.token] = self._plan.add_node(Op.MEMBER, column, path, i, [child])
+        return self._plan.add_node(Op.UNION, column, path, null, list(members.values()))
 
     def _object(self, schema: ObjectType, column: int, path: str) -> int:
         children: list[int] = []
         names = [entry.name.encode() for entry in schema.properties]
         for entry, name, child in zip(schema.properties, names, self._plan.columns[column].children, strict=True):
             node = self.value(entry.type, child, join_path(path, entry.name))
-            children += [self._constant(name), node, self._missing(entry)]
+            children += [self._plan.add_constant(name), node, self._missing(entry)]
         is_plain = all(json_bytes(name.decode()) == b'"' + name + b'"' for name in names)
         size = (NULLABLE if schema.nullable else 0) | (PLAIN_NAMES if is_plain else 0)
-        return self.add(Op.OBJECT, column, path, size, [*children, *sorted(range(len(names)), key=names.__getitem__)])
+        return self._plan.add_node(
+            Op.OBJECT, column, path, size, [*children, *sorted(range(len(names)), key=names.__getitem__)]
+        )
 
     def _missing(self, entry: Property) -> int:
         """Return what a property has that is not there: the constant with its default, null, or an error."""
         if not isinstance(entry.default, NoDefault):
-            return self._constant(json_bytes(entry.default))
+            return self._plan.add_constant(json_bytes(entry.default))
         return MISSING_NULL if not entry.required else MISSING_ERROR
-
-    def add(self, op: Op, column: int, path: str, size: int = 0, children: Sequence[int] = ()) -> int:
-        self._plan.nodes.append(Node(op, column, size, tuple(children)))
-        self._plan.paths.append(path)
-        return len(self._plan.nodes) - 1
-
-    def _constant(self, data: bytes) -> int:
-        if data not in self._constant_indexes:
-            self._constant_indexes[data] = len(self._plan.constants)
-            self._plan.constants.append(data)
-        return self._constant_indexes[data]
 
 
 def check_readable(writer: JsonSchema, reader: JsonSchema, path: str = "") -> None:

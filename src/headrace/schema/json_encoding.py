@@ -10,12 +10,14 @@ A property whose value is null is left out if it is not required, unless its typ
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pyarrow as pa
 
 from headrace.errors import SchemaError
 from headrace.schema._json.layout import EncodeOp, OnNull
 from headrace.schema._plan.layout import decimal_limit
-from headrace.schema.codec import EncodePlan
+from headrace.schema.codec import EncodePlan, column_names, join_path
 from headrace.schema.json_decoding import token_bits
 from headrace.schema.json_types import (
     ArrayType,
@@ -28,7 +30,6 @@ from headrace.schema.json_types import (
     TextType,
     UnionType,
     describe,
-    join_path,
     json_bytes,
 )
 
@@ -91,21 +92,13 @@ class _Planner:
                     children.append(self.value(member, child, child_type, path))
                 return self._plan.add_node(EncodeOp.MEMBERS, column, path, int(schema.nullable), children)
         for member in schema.members:
-            before = len(self._plan.nodes), len(self._plan.sources)
-            try:
+            with suppress(SchemaError), self._plan.attempt():
                 return self.value(member, column, data_type, path)
-            except SchemaError:
-                del self._plan.nodes[before[0] :], self._plan.paths[before[0] :], self._plan.sources[before[1] :]
         raise self._error(schema, data_type, path)
 
     def _object(self, schema: ObjectType, column: int, data_type: pa.DataType, path: str) -> int:
-        names = [entry.name for entry in data_type]
-        unknown = set(names) - {entry.name for entry in schema.properties}
-        if unknown or len(set(names)) != len(names):
-            raise SchemaError(
-                f"columns {', '.join(sorted(unknown or names))} are not properties of the JSON schema"
-                f"{f' at {path}' if path else ''}, or are there twice; select the columns to write"
-            )
+        where = f" at {path}" if path else ""
+        names = column_names(data_type, schema.properties, f"properties of the JSON schema{where}")
         children = []
         for entry in schema.properties:
             inner = join_path(path, entry.name)

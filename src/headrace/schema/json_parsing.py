@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.errors import SchemaError
+from headrace.schema.codec import join_path
 from headrace.schema.json_references import Documents, load_documents
 from headrace.schema.json_types import (
     CONNECT_NAMES,
@@ -33,7 +34,6 @@ from headrace.schema.json_types import (
     UnionType,
     decimal_type,
     fits,
-    join_path,
     json_bytes,
     token_of,
 )

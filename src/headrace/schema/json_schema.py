@@ -9,19 +9,23 @@ that fail are null, with an error each, and do not affect others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from typing import Self
 
 import pyarrow as pa
 
 from headrace.schema._json import PlanDecoder, PlanEncoder
 from headrace.schema._json.layout import NUMBER_CHARS_MAX, SKIP_DEPTH_MAX, ErrorCode
-from headrace.schema.codec import ColumnDecoder, ColumnEncoder, RowError
+from headrace.schema.codec import ColumnDecoder, ColumnEncoder, ParsedSchema, RowError
 from headrace.schema.json_decoding import check_readable, plan_decoding
 from headrace.schema.json_encoding import plan_encoding
 from headrace.schema.json_parsing import parse_schema
 from headrace.schema.json_types import JsonSchema, arrow_type, derive_schema, project
 from headrace.schema.json_validation import Validator
+from headrace.schema.types import CompleteSchema, Schema, SchemaFormat
+from headrace.schema.values import ValueEncoder
 
 __all__ = [
     "ErrorCode",
@@ -119,6 +123,48 @@ class JsonEncoder(ColumnEncoder):
             return column, errors
         column, invalid = self._validator.check(column, len(prefix))
         return column, sorted([*errors, *invalid], key=lambda error: error.row)
+
+
+class ParsedJsonSchema(ParsedSchema):
+    """A JSON schema behind the interface of all formats."""
+
+    format = SchemaFormat.JSON
+
+    def __init__(self, model: JsonSchema, title: str | None) -> None:
+        self._model = model
+        self._title = title
+
+    @classmethod
+    def parse(cls, source: CompleteSchema) -> Self:
+        model = parse_schema(source.schema.text, source.reference_texts)
+        document = json.loads(source.schema.text)
+        title = document.get("title") if isinstance(document, dict) else None
+        return cls(model, title if isinstance(title, str) else None)
+
+    @classmethod
+    def derive(cls, arrow_type: pa.DataType, record_name: str) -> Schema:
+        return Schema(derive_schema(arrow_type, record_name), cls.format)
+
+    def record_name(self, message: str | None = None) -> str | None:
+        return self._title  # as Confluent's serializers name it
+
+    def decoder(
+        self,
+        reader: ParsedSchema | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        message: str | None = None,
+        reader_message: str | None = None,
+    ) -> ColumnDecoder:
+        return JsonDecoder(self._model, None if reader is None else self.same_format(reader)._model, columns)
+
+    def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
+        return JsonEncoder(self._model, arrow_type)
+
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        from headrace.schema.json_values import value_encoder  # it encodes text with JsonEncoder
+
+        return value_encoder(self._model)
 
 
 def _parsed(schema: str | JsonSchema, references: Mapping[str, str] | None) -> JsonSchema:

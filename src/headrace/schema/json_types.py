@@ -22,12 +22,13 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from headrace.errors import SchemaError
+from headrace.schema.codec import choose_fields, join_path
 
 CONNECT_NAMES: Final = "org.apache.kafka.connect.data."
 """Kafka Connect names its logical types in `title`: Date, Time, Timestamp, Decimal."""
 DECIMAL128_DIGITS_MAX = 38
 TOKENS = ("object", "array", "string", "number", "boolean")
-"""What a value can be, told by its first character; null apart."""
+"""What a value can be, by its first character; null aside."""
 
 
 class NoDefault:
@@ -111,7 +112,7 @@ class ArrayType:
 
 @dataclass(frozen=True, slots=True)
 class UnionType:
-    """Values of several types, each told by its first character. No member is nullable, or a union."""
+    """Values of several types, each recognized by its first character. No member is nullable, or a union."""
 
     members: tuple[MemberType, ...]
     nullable: bool = False
@@ -170,17 +171,10 @@ def _project(schema: JsonSchema, names: Sequence[Sequence[str]], path: str) -> J
     if any(not name for name in names):
         return schema  # chosen as a whole
     if isinstance(schema, ObjectType):
-        known = {entry.name for entry in schema.properties}
-        for name in names:
-            if name[0] not in known:
-                raise SchemaError(
-                    f"no property {join_path(path, name[0])} in the JSON schema; it has {', '.join(sorted(known))}"
-                )
-        properties = []
-        for entry in schema.properties:
-            inner = [name[1:] for name in names if name[0] == entry.name]
-            if inner:
-                properties.append(replace(entry, type=_project(entry.type, inner, join_path(path, entry.name))))
+        chosen = choose_fields(schema.properties, names, path, "property", "the JSON schema")
+        properties = [
+            replace(entry, type=_project(entry.type, inner, join_path(path, entry.name))) for entry, inner in chosen
+        ]
         return replace(schema, properties=tuple(properties))
     if isinstance(schema, ArrayType):
         return replace(schema, items=_project(schema.items, names, path))
@@ -192,10 +186,6 @@ def _project(schema: JsonSchema, names: Sequence[Sequence[str]], path: str) -> J
 def json_bytes(value: object) -> bytes:
     """Return the JSON text of a name or default."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def join_path(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def decimal_type(precision: int, scale: int) -> pa.DataType:

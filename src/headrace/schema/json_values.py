@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headrace.schema import values
 from headrace.schema._json.reference.encoding import float_text
+from headrace.schema.codec import join_path
 from headrace.schema.json_schema import JsonEncoder
 from headrace.schema.json_types import (
     ArrayType,
@@ -34,7 +35,6 @@ from headrace.schema.json_types import (
     TextType,
     UnionType,
     describe,
-    join_path,
     json_bytes,
 )
 from headrace.schema.values import MISSING, ValueEncoder, failed, mismatch

@@ -9,14 +9,16 @@ it. Rows that fail are null, with an error each, and do not affect others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Self
 
 import pyarrow as pa
 
+from headrace.errors import SchemaError
 from headrace.schema._protobuf import PlanDecoder, PlanEncoder
 from headrace.schema._protobuf.layout import GROUP_DEPTH_MAX, ITEM_CELLS_MAX, ErrorCode
-from headrace.schema.codec import ColumnDecoder, ColumnEncoder, RowError
+from headrace.schema.codec import ColumnDecoder, ColumnEncoder, ParsedSchema, RowError
 from headrace.schema.protobuf_decoding import check_readable, find_reader_message, plan_decoding
 from headrace.schema.protobuf_descriptor import to_descriptor
 from headrace.schema.protobuf_encoding import plan_encoding
@@ -24,6 +26,9 @@ from headrace.schema.protobuf_linking import parse_schema
 from headrace.schema.protobuf_schema import ProtobufSchema
 from headrace.schema.protobuf_text import normal_form
 from headrace.schema.protobuf_types import arrow_type, derive_schema
+from headrace.schema.protobuf_values import value_encoder
+from headrace.schema.types import CompleteSchema, Schema, SchemaFormat
+from headrace.schema.values import ValueEncoder
 
 __all__ = [
     "ErrorCode",
@@ -91,6 +96,61 @@ class ProtobufEncoder(ColumnEncoder):
         parsed = _parsed(schema)
         plan = plan_encoding(parsed, parsed.message(message), arrow_type)
         super().__init__(arrow_type, plan, PlanEncoder(plan.nodes, plan.constants), _TEXTS)
+
+
+class ParsedProtobufSchema(ParsedSchema):
+    """A Protobuf schema behind the interface of all formats."""
+
+    format = SchemaFormat.PROTOBUF
+    has_message_indexes = True
+
+    def __init__(self, model: ProtobufSchema) -> None:
+        self._model = model
+
+    @classmethod
+    def parse(cls, source: CompleteSchema) -> Self:
+        return cls(parse_schema(source.schema.text, source.reference_texts))
+
+    @classmethod
+    def derive(cls, arrow_type: pa.DataType, record_name: str) -> Schema:
+        package, _, name = record_name.rpartition(".")
+        return Schema(derive_schema(arrow_type, name, package), cls.format)
+
+    def record_name(self, message: str | None = None) -> str | None:
+        return self._model.message(message).full_name
+
+    def decoder(
+        self,
+        reader: ParsedSchema | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        message: str | None = None,
+        reader_message: str | None = None,
+    ) -> ColumnDecoder:
+        if reader is None:
+            return ProtobufDecoder(self._model, message, columns=columns)
+        model = self.same_format(reader)._model
+        target = model.message(reader_message).full_name
+        self._check_message(self._model.message(message).full_name, target, model)
+        return ProtobufDecoder(self._model, message, model, columns, reader_message=target)
+
+    def _check_message(self, name: str, target: str, reader: ProtobufSchema) -> None:
+        """Raise if a message would be read as another one: the wire format does not tell them apart."""
+        is_renamed = len(self._model.file.messages) == len(reader.file.messages) == 1
+        if name.rpartition(".")[2] != target.rpartition(".")[2] and not is_renamed:
+            raise SchemaError(f"the message type is {name}, the reader's is {target}; choose another one to read these")
+
+    def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
+        return ProtobufEncoder(self._model, arrow_type, message)
+
+    def value_encoder(self, message: str | None = None) -> ValueEncoder:
+        return value_encoder(self._model, self._model.message(message))
+
+    def message_indexes(self, message: str | None = None) -> tuple[int, ...] | None:
+        return self._model.message_indexes(message)
+
+    def message_at(self, indexes: Sequence[int]) -> str | None:
+        return self._model.message_by_indexes(indexes).full_name
 
 
 def _parsed(schema: str | ProtobufSchema) -> ProtobufSchema:

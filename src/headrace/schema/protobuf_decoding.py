@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headrace.errors import SchemaError
-from headrace.schema._plan.layout import Node, decimal_limit
+from headrace.schema._plan.layout import decimal_limit
 from headrace.schema._protobuf.layout import ONEOFS_MAX, Op, Presence, WireType, pack
-from headrace.schema.codec import DecodePlan, fields_of
+from headrace.schema.codec import DecodePlan, fields_of, join_path
 from headrace.schema.protobuf_schema import FieldDefinition, MessageDefinition, ProtobufSchema
 from headrace.schema.protobuf_types import FieldType, ValueType, map_parts, resolve_message, struct_type
 
@@ -86,7 +86,7 @@ class _Planner:
         for entry, child in zip(fields, children, strict=True):
             oneof = numbers[entry.definition.oneof] if entry.definition.is_in_oneof else -1
             name = entry.definition.name
-            node = self._field(entry, child, oneof, f"{path}.{name}" if path else name)
+            node = self._field(entry, child, oneof, join_path(path, name))
             nodes.append((entry.definition.number, node))
         chosen = {number for number, _ in nodes}
         for definition in message.fields:
@@ -94,8 +94,8 @@ class _Planner:
             if definition.is_in_oneof and definition.oneof in numbers and definition.number not in chosen:
                 tag = definition.number << 3 | wire_type(definition.type)
                 size = pack(tag, Presence.EXPLICIT, numbers[definition.oneof])
-                nodes.append((definition.number, self._add(Op.SKIP, -1, path, size)))
-        return self._add(Op.FIELDS, column, path, len(numbers), [node for _, node in sorted(nodes)])
+                nodes.append((definition.number, self._plan.add_node(Op.SKIP, -1, path, size)))
+        return self._plan.add_node(Op.FIELDS, column, path, len(numbers), [node for _, node in sorted(nodes)])
 
     def _field(self, entry: FieldType, column: int, oneof: int, path: str) -> int:
         definition = entry.definition
@@ -106,15 +106,15 @@ class _Planner:
             key_wire, value_wire = wire_type(entry.key.kind), wire_type(entry.value.kind)
             key = self._value(entry.key, key_column, pack(1 << 3 | key_wire, Presence.IMPLICIT), path)
             value = self._value(entry.value, value_column, pack(2 << 3 | value_wire, Presence.IMPLICIT), path)
-            parts = self._add(Op.FIELDS, -1, path, 0, [key, value])
+            parts = self._plan.add_node(Op.FIELDS, -1, path, 0, [key, value])
             size = pack(number | WireType.BYTES, Presence.IMPLICIT)
-            return self._add(Op.MAP, column, path, size, [parts, 1 + _cells(entry.value.arrow_type)])
+            return self._plan.add_node(Op.MAP, column, path, size, [parts, 1 + _cells(entry.value.arrow_type)])
         wire = wire_type(definition.type)
         if definition.is_repeated:
             (items,) = self._plan.columns[column].children
             item = self._value(entry.value, items, pack(number | wire, Presence.IMPLICIT), path)
             size = pack(number | (WireType.BYTES if definition.is_packed else wire), Presence.IMPLICIT)
-            return self._add(Op.LIST, column, path, size, [item, _cells(entry.value.arrow_type) - 1])
+            return self._plan.add_node(Op.LIST, column, path, size, [item, _cells(entry.value.arrow_type) - 1])
         presence = Presence.EXPLICIT if definition.has_presence else Presence.IMPLICIT
         if definition.label == "required":
             presence = Presence.REQUIRED
@@ -124,28 +124,28 @@ class _Planner:
         if value.kind == "enum":
             enum = self._schema.enums[value.type_name]
             op = Op.CLOSED_ENUM if enum.is_closed else Op.ENUM
-            return self._add(op, column, path, size, self._enum(value.type_name))
+            return self._plan.add_node(op, column, path, size, self._enum(value.type_name))
         children: list[int] = []
         if value.kind in ("message", "group"):
             children = [self.message(value.fields, self._schema.messages[value.type_name], column, path)]
         elif value.kind == "wrapper":
             inner = pack(1 << 3 | wire_type(value.scalar), Presence.IMPLICIT)
             node = self._value(ValueType(value.scalar, value.arrow_type), column, inner, path)
-            children = [self._add(Op.FIELDS, -1, path, 0, [node])]
+            children = [self._plan.add_node(Op.FIELDS, -1, path, 0, [node])]
         elif value.kind in ("timestamp", "duration"):
             children = [self._parts(path, ("int64", "int32"))]
         elif value.kind == "decimal":
-            limit = self._constant(decimal_limit(value.precision))
+            limit = self._plan.add_constant(decimal_limit(value.precision))
             children = [self._parts(path, ("bytes", "uint32", "int32")), limit, value.scale]
-        return self._add(_OPS[value.kind], column, path, size, children)
+        return self._plan.add_node(_OPS[value.kind], column, path, size, children)
 
     def _parts(self, path: str, kinds: Sequence[str]) -> int:
         """Add a message whose fields, numbered from 1 on, are combined to one value."""
         nodes = [
-            self._add(_OPS[kind], -1, path, pack(number << 3 | wire_type(kind), Presence.IMPLICIT))
+            self._plan.add_node(_OPS[kind], -1, path, pack(number << 3 | wire_type(kind), Presence.IMPLICIT))
             for number, kind in enumerate(kinds, 1)
         ]
-        return self._add(Op.FIELDS, -1, path, 0, nodes)
+        return self._plan.add_node(Op.FIELDS, -1, path, 0, nodes)
 
     def _enum(self, name: str) -> tuple[int, ...]:
         """Return the children of an enum's node: numbers, default, names. Of names with the same number, the first."""
@@ -155,19 +155,10 @@ class _Planner:
             for value in enum.values:
                 names.setdefault(value.number, value.name)
             numbers = sorted(names)
-            constants = [self._constant(names[number].encode()) for number in numbers]
-            packed = self._constant(struct.pack(f"={len(numbers)}i", *numbers))
+            constants = [self._plan.add_constant(names[number].encode()) for number in numbers]
+            packed = self._plan.add_constant(struct.pack(f"={len(numbers)}i", *numbers))
             self._enums[name] = (packed, enum.values[0].number, *constants)
         return self._enums[name]
-
-    def _add(self, op: Op, column: int, path: str, size: int, children: Sequence[int] = ()) -> int:
-        self._plan.nodes.append(Node(op, column, size, tuple(children)))
-        self._plan.paths.append(path)
-        return len(self._plan.nodes) - 1
-
-    def _constant(self, data: bytes) -> int:
-        self._plan.constants.append(data)
-        return len(self._plan.constants) - 1
 
 
 def _cells(data_type: pa.DataType) -> int:
@@ -214,7 +205,7 @@ def _check_messages(
         entry = ours.get(theirs.number)
         if entry is None:
             continue
-        name = f"{path}.{entry.name}" if path else entry.name
+        name = join_path(path, entry.name)
         problem = _field_problem(theirs, entry) or _map_problem(writer[0], theirs, reader[0], entry)
         if problem:
             raise SchemaError(

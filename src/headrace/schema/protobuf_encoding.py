@@ -16,7 +16,7 @@ import pyarrow as pa
 from headrace.errors import SchemaError
 from headrace.schema._plan.layout import decimal_limit
 from headrace.schema._protobuf.layout import EncodeOp, Presence, WireType, pack
-from headrace.schema.codec import EncodePlan, shorten
+from headrace.schema.codec import EncodePlan, column_names, join_path, shorten
 from headrace.schema.protobuf_decoding import wire_type
 from headrace.schema.protobuf_schema import FieldDefinition, MessageDefinition, ProtobufSchema
 from headrace.schema.protobuf_types import DECIMAL, ValueType, map_parts, special_type
@@ -50,17 +50,11 @@ class _Planner:
 
     def message(self, message: MessageDefinition, column: int, data_type: pa.DataType, path: str) -> int:
         """Add the nodes of a message and its fields; return the index of the message's."""
-        names = [field.name for field in data_type]
-        unknown = set(names) - {entry.name for entry in message.fields}
-        if unknown or len(set(names)) != len(names):
-            raise SchemaError(
-                f"columns {', '.join(sorted(unknown or names))} are not fields of Protobuf message "
-                f"{message.full_name}, or are there twice; select the columns to write"
-            )
+        names = column_names(data_type, message.fields, f"fields of Protobuf message {message.full_name}")
         fields: list[int] = []
         members: dict[int, list[int]] = {}
         for entry in sorted(message.fields, key=lambda entry: entry.number):
-            inner = f"{path}.{entry.name}" if path else entry.name
+            inner = join_path(path, entry.name)
             index = names.index(entry.name) if entry.name in names else -1
             if index < 0 or pa.types.is_null(data_type.field(index).type):
                 if entry.label == "required":
@@ -72,7 +66,7 @@ class _Planner:
             if entry.is_in_oneof:
                 members.setdefault(entry.oneof, []).append(node)
         oneofs = [
-            self._add(EncodeOp.ONEOF, column, f"{path}.{name}" if path else name, 0, nodes)
+            self._add(EncodeOp.ONEOF, column, join_path(path, name), 0, nodes)
             for name, nodes in ((message.oneofs[oneof], nodes) for oneof, nodes in members.items())
             if len(nodes) > 1
         ]
@@ -140,21 +134,16 @@ class _Planner:
                 raise self._error(entry, data_type, path)
             return self._add(EncodeOp.TIME, column, path, size, factors=(_UNITS[data_type.unit], int(is_duration)))
         if value.kind == "decimal":
-            return self._decimal(entry, value, column, data_type, size, path)
+            is_decimal = types.is_decimal(data_type) and data_type.bit_width in (128, 256)
+            if not is_decimal or data_type.scale != value.scale:
+                raise self._error(entry, data_type, path)
+            limit = self._plan.add_constant(decimal_limit(value.precision))
+            return self._add(EncodeOp.DECIMAL, column, path, size, [limit], factors=(value.scale, 0))
         if value.kind == "opaque":
             if not types.is_binary(data_type):
                 raise self._error(entry, data_type, path)
             return self._add(EncodeOp.BYTES, column, path, size)
         return self._scalar(entry, column, data_type, size, path)
-
-    def _decimal(
-        self, entry: FieldDefinition, value: ValueType, column: int, data_type: pa.DataType, size: int, path: str
-    ) -> int:
-        is_decimal = pa.types.is_decimal(data_type) and data_type.bit_width in (128, 256)
-        if not is_decimal or data_type.scale != value.scale:
-            raise self._error(entry, data_type, path)
-        limit = self._plan.add_constant(decimal_limit(value.precision))
-        return self._add(EncodeOp.DECIMAL, column, path, size, [limit], factors=(value.scale, 0))
 
     def _scalar(self, entry: FieldDefinition, column: int, data_type: pa.DataType, size: int, path: str) -> int:
         types, kind = pa.types, entry.type

@@ -234,7 +234,7 @@ class _FileLinker:
         if kind == "enum" and entry.default is not None:
             names = [value.name for value in self._enums[type_name].values]
             if entry.default not in names:
-                raise SchemaError(f"default {entry.default} of field {path} is no value of enum {type_name}")
+                raise SchemaError(f"default {entry.default} of field {path} is not a value of enum {type_name}")
         if kind in ("message", "group") and entry.default is not None:
             raise SchemaError(f"field {path} is a message, and has no default")
         self._check_map(kind, type_name, path)

@@ -241,7 +241,7 @@ class _Parser(TokenReader):
         return self._with_options(entry, options, position)
 
     def _with_options(self, entry: FieldDefinition, options: list[Option], position: int) -> FieldDefinition:
-        """Return the field with its options; default and json_name are no options in a descriptor."""
+        """Return the field with its options; default and json_name are not options in a descriptor."""
         default, name, others = None, json_name(entry.name), []
         for option in options:
             if option.name == "default":

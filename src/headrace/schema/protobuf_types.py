@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headrace.errors import SchemaError
+from headrace.schema.codec import choose_fields, join_path
 from headrace.schema.protobuf_builtin import WRAPPER_TYPES
 from headrace.schema.protobuf_descriptor import meta_params
 from headrace.schema.protobuf_schema import DEPTH_MAX, FieldDefinition, MessageDefinition, ProtobufSchema
@@ -111,20 +112,14 @@ class _Resolver:
             )
         if len(outer) >= DEPTH_MAX:
             raise SchemaError(f"Protobuf message {message.full_name} is nested deeper than {DEPTH_MAX} levels")
-        known = {entry.name for entry in message.fields}
-        for name in names or ():
-            if name[0] not in known:
-                raise SchemaError(
-                    f"no field {_join(path, name[0])} in Protobuf message {message.full_name}; "
-                    f"it has {', '.join(sorted(known)) or 'none'}"
-                )
-        fields = []
-        for entry in message.fields:
-            inner = None if names is None else [name[1:] for name in names if name[0] == entry.name]
-            if inner is None or inner:
-                whole = None if inner is None or any(not name for name in inner) else inner
-                fields.append(self._field(entry, whole, _join(path, entry.name), (*outer, message.full_name)))
-        return tuple(fields)
+        chosen: list[tuple[FieldDefinition, list[Sequence[str]]]] = [(entry, [[]]) for entry in message.fields]
+        if names is not None:
+            chosen = choose_fields(message.fields, names, path, "field", f"Protobuf message {message.full_name}")
+        outer = (*outer, message.full_name)
+        return tuple(
+            self._field(entry, inner if all(inner) else None, join_path(path, entry.name), outer)
+            for entry, inner in chosen
+        )
 
     def _field(
         self, entry: FieldDefinition, names: Sequence[Sequence[str]] | None, path: str, outer: tuple[str, ...]
@@ -154,7 +149,7 @@ class _Resolver:
 
 
 def map_parts(schema: ProtobufSchema, entry: FieldDefinition) -> tuple[FieldDefinition, FieldDefinition] | None:
-    """Return key and value of a map; None if the field is no map."""
+    """Return key and value of a map; None if the field is not a map."""
     if entry.type != "message" or not entry.is_repeated:
         return None
     message = schema.messages[entry.type_name]
@@ -191,10 +186,6 @@ def _decimal_type(entry: FieldDefinition) -> ValueType | None:
     return ValueType("decimal", make(precision, scale), entry.type_name, precision=precision, scale=scale)
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 # -- schemas of Arrow types ------------------------------------------------------------------------
 
 
@@ -219,7 +210,7 @@ class _Deriver:
     def message(self, data_type: pa.DataType, name: str, path: str) -> Iterator[str]:
         yield f"message {name} {{"
         for number, field in enumerate(data_type, 1):
-            yield from (f"  {line}" for line in self._field(field, number, _join(path, field.name)))
+            yield from (f"  {line}" for line in self._field(field, number, join_path(path, field.name)))
         yield "}"
 
     def _field(self, field: pa.Field, number: int, path: str) -> Iterator[str]:

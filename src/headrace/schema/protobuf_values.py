@@ -15,6 +15,7 @@ from typing import Any
 from headrace.schema import values
 from headrace.schema._plan.layout import INT_RANGE, LONG_RANGE
 from headrace.schema._protobuf.layout import WireType, varint
+from headrace.schema.codec import join_path
 from headrace.schema.protobuf_decoding import wire_type
 from headrace.schema.protobuf_schema import FieldDefinition, MessageDefinition, ProtobufSchema
 from headrace.schema.protobuf_types import ValueType, map_parts, resolve_message, special_type
@@ -46,7 +47,7 @@ class _Compiler:
     def message(self, message: MessageDefinition, path: str) -> ValueEncoder:
         """Return the function from a dict to the fields of a message."""
         entries = sorted(message.fields, key=lambda entry: entry.number)
-        fields = [(entry.name, self._field(entry, _join(path, entry.name))) for entry in entries]
+        fields = [(entry.name, self._field(entry, join_path(path, entry.name))) for entry in entries]
         required = frozenset(entry.name for entry in entries if entry.label == "required")
         names = frozenset(entry.name for entry in entries)
         oneofs: dict[int, list[str]] = {}
@@ -67,10 +68,10 @@ class _Compiler:
                     parts.append(encode_field(item))
                 elif name in required:
                     text = _NULL_TEXT if name in value else "no value, and the field is required; add it"
-                    raise failed(_join(path, name), text)
+                    raise failed(join_path(path, name), text)
             for oneof, members in exclusive:
                 if sum(get(name) is not None for name in members) > 1:
-                    raise failed(_join(path, oneof), "several fields of a oneof have a value")
+                    raise failed(join_path(path, oneof), "several fields of a oneof have a value")
             if not names.issuperset(value):
                 unknown = next(name for name in value if name not in names)
                 raise values.unknown_field(path, unknown, [entry.name for entry in message.fields])
@@ -281,7 +282,3 @@ def _decimal(special: ValueType, path: str) -> ValueEncoder:
 def _part(number: int, value: int) -> bytes:
     """Return an integer field that is absent if it is 0."""
     return encode_varint(number << 3 | WireType.VARINT) + _signed_varint(value) if value else b""
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

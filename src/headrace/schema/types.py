@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 from uuid import UUID
@@ -37,6 +38,21 @@ class Schema:
     text: str
     format: SchemaFormat = SchemaFormat.AVRO
     references: tuple[SchemaReference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteSchema:
+    """A schema with the schemas that it refers to, by name: each after those that it refers to itself.
+
+    It can be pickled, and read without a registry.
+    """
+
+    schema: Schema
+    references: Mapping[str, Schema] = field(default_factory=dict)
+
+    @property
+    def reference_texts(self) -> dict[str, str]:
+        return {name: reference.text for name, reference in self.references.items()}
 
 
 @dataclass(frozen=True, slots=True)

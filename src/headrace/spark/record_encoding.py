@@ -28,8 +28,8 @@ from headrace.errors import (
     SchemaNotFoundError,
 )
 from headrace.schema.avro import AvroEncoder, derive_schema
-from headrace.schema.formats import CompleteSchema, parse
-from headrace.schema.types import Schema
+from headrace.schema.formats import parse
+from headrace.schema.types import CompleteSchema, Schema
 from headrace.spark.arrow_types import arrow_type
 from headrace.spark.errors import PlanError, SinkError
 from headrace.spark.format_options import FormatOptions, when_available

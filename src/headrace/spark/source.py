@@ -118,7 +118,7 @@ class RangePartition(InputPartition):
 
 
 def _columns_of(options: SourceOptions, schema: StructType, schemas: SchemasByField | None) -> ReadColumns:
-    """Return the columns that tasks return. Without `schemas`, the schema registry is asked."""
+    """Return the columns that tasks return. Without `schemas`, they come from the schema registry."""
     names = check_columns(schema, options)
     if options.formats is None:
         return ReadColumns(names)

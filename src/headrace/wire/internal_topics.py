@@ -19,7 +19,7 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-@lru_cache(maxsize=4096)  # a transaction asks several times
+@lru_cache(maxsize=4096)  # several requests of a transaction need it
 def coordinator_partition(key: str, count: int) -> int:
     """Return the partition of an internal topic, out of `count`, for a group or a transactional id."""
     value = java_string_hash(key)

@@ -32,7 +32,7 @@ log = logging.getLogger("headrace.broker")
 WAIT_MS_MAX = 10_000
 """How long the controller lets a request wait for a change."""
 WAIT_MS = 2_000
-"""How long a follower asks the controller to wait."""
+"""How long the controller may wait for changes before it responds to a follower."""
 RESPONSE_MS_MAX = 3 * WAIT_MS
 RETRY_MS = 50.0
 REJECTED_MS = 2_000.0

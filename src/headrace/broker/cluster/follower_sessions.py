@@ -34,7 +34,7 @@ class FollowerSession(FetchSession):
         self._wake()
 
     def mark_for_next(self, key: SessionKey) -> None:
-        """Mark a partition for the next response; complete a waiting fetch only if the follower asks for that."""
+        """Mark a partition for the next response; complete a waiting fetch only if the follower requests that."""
         self._marked.add(key)
         if self.is_prompt:
             self._wake()

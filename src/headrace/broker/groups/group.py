@@ -66,7 +66,7 @@ class GroupMember:
     session_timeout_ms: int
     protocols: dict[str, bytes]  # name → metadata, in order of preference
     assignment: bytes = b""
-    is_new: bool = False  # its first JoinGroup is not answered yet
+    is_new: bool = False  # its first JoinGroup has no response yet
     joining: Future[JoinGroupResponse] | None = None
     syncing: Future[SyncGroupResponse] | None = None
 

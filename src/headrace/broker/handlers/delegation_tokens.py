@@ -1,7 +1,7 @@
 """CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and DescribeDelegationToken.
 
 There are no delegation tokens. The responses are those of an Apache Kafka without `delegation.token.secret.key`:
-clients that ask for tokens get an error, instead of a closed connection.
+clients that request tokens get an error, instead of a closed connection.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ HIGH_WATERMARK_MIN_VERSION = 18
 NO_HIGH_WATERMARK_UPDATES = 0x7FFFFFFFFFFFFFFF
 """A follower that sends this high watermark does not want responses for mere high watermark changes."""
 WAIT_MS_MAX = 10 * 60 * 1000
-"""The longest wait of a fetch, whatever max.wait.ms it asks for."""
+"""The longest wait of a fetch, whatever its max.wait.ms."""
 READ_COMMITTED = 1
 
 _Topics = list[tuple[FetchTopic, list[PartitionFetch]]]

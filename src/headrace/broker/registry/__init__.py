@@ -1,4 +1,4 @@
-"""A schema registry in the broker's process, with Confluent's REST API. Imported only if it is asked for.
+"""A schema registry in the broker's process, with Confluent's REST API. Imported only if it is enabled.
 
     HTTP/1.1 (http_server.py) → routes (rest.py) → SchemaRegistry (registry.py) → a change (changes.py)
     → the topic _schemas → RegistryState (state.py)

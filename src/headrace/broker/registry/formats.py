@@ -54,7 +54,7 @@ class ParsedSchema(Protocol):
         ...
 
     def rendered(self, format: str) -> str:
-        """Return the text in a format that a client asked for; an unknown one has no effect."""
+        """Return the text in a format that a client requests; an unknown one has no effect."""
         ...
 
     def unreadable(self, writer: Self) -> list[Incompatibility]:

@@ -109,7 +109,7 @@ class _Checker:
             self._compare_same_kind(old, new, path)
 
     def _is_member(self, old: Shape, new: Shape) -> bool:
-        """Return whether a member of a combination is enough for what is no combination on the other side."""
+        """Return whether one member of a combination suffices, because the other side has no combination."""
         if old.kind not in CRITERIA and new.kind in CRITERIA:
             return (len(new.parts) == 1 or new.kind != "allOf") and any(self._accepts(part, old) for part in new.parts)
         if old.kind in CRITERIA and new.kind not in CRITERIA:

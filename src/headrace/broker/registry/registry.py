@@ -353,7 +353,8 @@ class SchemaRegistry:
                 removals = [VersionRemoval(subject, each.version) for each in versions]
                 changes = [LargestId(self.state.largest_id), *removals]
             else:
-                changes = [SubjectDeletion(subject, remaining[-1].version), *self._settings_removal(subject)]
+                # All versions, also those deleted before: it replaces the record of an earlier deletion.
+                changes = [SubjectDeletion(subject, versions[-1].version), *self._settings_removal(subject)]
             await self._log.append(changes)
             return [each.version for each in (versions if permanent else remaining)]
 

@@ -112,7 +112,7 @@ Validator: TypeAlias = Callable[[str], "BearerToken | Awaitable[BearerToken]"]
 class OAuthBearer:
     """SASL OAUTHBEARER (RFC 7628).
 
-    An invalid token is answered with JSON; the client acknowledges that with 0x01, then the authentication fails.
+    The response to an invalid token is JSON; the client acknowledges that with 0x01, then the authentication fails.
     """
 
     def __init__(self, validator: Validator) -> None:

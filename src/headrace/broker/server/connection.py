@@ -6,7 +6,7 @@
                 │                          │          └ a delayed response: dispatching stops until it is sent
                 └ reading is paused ◄──────┘ too long
 
-A burst of requests is answered with one system call. An idle connection owns no buffer.
+The responses to a burst of requests are written with one system call. An idle connection owns no buffer.
 """
 
 from __future__ import annotations

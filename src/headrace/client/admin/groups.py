@@ -35,6 +35,7 @@ from headrace.wire.api.group_offsets import (
 )
 
 NOTHING_COMMITTED = -1
+CLASSIC_MEMBER = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,6 +80,8 @@ class ConsumerGroupMember:
     subscribed_regex: str | None
     assignment: tuple[TopicPartition, ...]
     target: tuple[TopicPartition, ...]
+    uses_classic_protocol: bool = False
+    """Whether it is a member of the classic protocol, for which the coordinator translates."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,6 +93,8 @@ class ConsumerGroupDescription:
     epoch: int
     assignor: str
     members: tuple[ConsumerGroupMember, ...]
+    assignment_epoch: int = -1
+    """The epoch of the group for which the target assignments were computed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -164,11 +169,12 @@ class GroupAdmin(Admin):
                     m.subscribed_topic_regex,
                     _partitions_of(m.assignment),
                     _partitions_of(m.target_assignment),
+                    m.member_type == CLASSIC_MEMBER,
                 )
                 for m in group.members
             )
             groups[group_id] = ConsumerGroupDescription(
-                group_id, group.group_state, group.group_epoch, group.assignor_name, members
+                group_id, group.group_state, group.group_epoch, group.assignor_name, members, group.assignment_epoch
             )
         return groups
 

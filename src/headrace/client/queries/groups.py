@@ -14,7 +14,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.client.admin import (
@@ -52,6 +52,17 @@ class Member:
     client_id: str
     host: str
     partitions: tuple[TopicPartition, ...]
+    protocol: str = CLASSIC
+    # Groups of the consumer protocol only; None in others.
+    epoch: int | None = None
+    """The epoch of the group that the member has reached."""
+    target: tuple[TopicPartition, ...] | None = None
+    """The partitions that it will have once the group is stable."""
+
+    @property
+    def pending_count(self) -> int:
+        """The partitions that the member has still to get or to give up."""
+        return 0 if self.target is None else len({*self.target} ^ {*self.partitions})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -59,8 +70,15 @@ class Member:
             "instance_id": self.instance_id,
             "client_id": self.client_id,
             "host": self.host,
-            "partitions": [{"topic": tp.topic, "partition": tp.partition} for tp in self.partitions],
+            "partitions": _json_of(self.partitions),
+            "protocol": self.protocol,
+            "epoch": self.epoch,
+            "target": None if self.target is None else _json_of(self.target),
         }
+
+
+def _json_of(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    return [{"topic": tp.topic, "partition": tp.partition} for tp in partitions]
 
 
 @dataclass(slots=True)
@@ -108,10 +126,20 @@ class GroupOverview:
     members: list[Member] | None
     """None for types of groups that this client cannot describe (share, streams)."""
     partitions: list[PartitionLag] = field(default_factory=list)
+    # Groups of the consumer protocol only; None in others.
+    epoch: int | None = None
+    """It grows with every change of members, subscriptions or topics."""
+    assignment_epoch: int | None = None
+    """The epoch for which the broker has computed the assignment."""
 
     @property
     def lag(self) -> int:
         return sum(partition.lag or 0 for partition in self.partitions)
+
+    def lag_of(self, member: Member) -> int | None:
+        """Return the lag of the partitions of a member; None if that of none is known."""
+        lags = [lag.lag for lag in self.partitions if lag.member is member and lag.lag is not None]
+        return sum(lags) if lags else None
 
     @property
     def lag_ms(self) -> int | None:
@@ -137,6 +165,8 @@ class GroupOverview:
             "partitions": [partition.to_json() for partition in self.partitions],
             "lag": self.lag,
             "lag_ms": self.lag_ms,
+            "epoch": self.epoch,
+            "assignment_epoch": self.assignment_epoch,
         }
 
 
@@ -202,8 +232,24 @@ def _of_classic_protocol(described: GroupDescription) -> GroupOverview:
 
 
 def _of_consumer_protocol(described: ConsumerGroupDescription) -> GroupOverview:
-    members = [_member(member, tuple(sorted(member.assignment))) for member in described.members]
-    return GroupOverview(described.group_id, described.state, CONSUMER, described.assignor, members)
+    members = [
+        replace(
+            _member(member, tuple(sorted(member.assignment))),
+            protocol=CLASSIC if member.uses_classic_protocol else CONSUMER,
+            epoch=member.epoch,
+            target=tuple(sorted(member.target)),
+        )
+        for member in described.members
+    ]
+    return GroupOverview(
+        described.group_id,
+        described.state,
+        CONSUMER,
+        described.assignor,
+        members,
+        epoch=described.epoch,
+        assignment_epoch=described.assignment_epoch,
+    )
 
 
 def _member(described: GroupMember | ConsumerGroupMember, partitions: tuple[TopicPartition, ...]) -> Member:

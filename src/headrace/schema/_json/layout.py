@@ -23,7 +23,7 @@ MISSING_ERROR = -2
 
 
 class Token(IntEnum):
-    """What a value is, told by its first character."""
+    """What a value is, by its first character."""
 
     OBJECT = 0
     ARRAY = 1

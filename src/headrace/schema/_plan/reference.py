@@ -215,6 +215,15 @@ class BatchEncoder(ABC):
         validity = self.validity[column]
         return validity is not None and not validity[row >> 3] >> (row & 7) & 1
 
+    def chosen_member(self, node: EncodeNode, row: int, several: int) -> int | None:
+        """Return the member of a union that has a value; None if none has. `several` is the error of more than one."""
+        if self.is_null(node.column, row):
+            return None
+        chosen = [child for child in node.children if not self.is_null(self.nodes[child].column, row)]
+        if len(chosen) > 1:
+            raise RowFailedError(several)
+        return chosen[0] if chosen else None
+
     def span(self, node: EncodeNode, row: int) -> tuple[int, int]:
         """Return the first item of a list, and the end."""
         ends, first = self.ends[node.column], self.columns[node.column].first

@@ -172,7 +172,7 @@ class _GroupContent:
         return None
 
     def _show(self, facts: GroupOverview) -> None:
-        self._state.show(facts.state, f"{facts.type} protocol{', ' + facts.assignor if facts.assignor else ''}")
+        self._state.show(facts.state, protocol_text(facts))
         self._members.show(formatting.count(None if facts.members is None else len(facts.members)))
         lagging = sum(1 for partition in facts.partitions if partition.lag)
         self._lag.show(lag_text(facts), f"in {lagging:,} of {len(facts.partitions):,} partitions")
@@ -187,18 +187,21 @@ def _delete(admin: AdminClient, name: str) -> str:
 
 
 def _member_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
-    def members() -> Iterable[Member]:
+    def members() -> Iterable[_MemberOfGroup]:
         group = facts()
-        return (group.members or ()) if group else ()
+        return [_MemberOfGroup(member, group) for member in group.members or ()] if group else ()
 
     return ServerTable(
         "Members",
         [
             Column("client", "Client id", sortable=True),
             Column("host", "Host", sortable=True),
+            Column("protocol", "Protocol", sortable=True),
+            Column("epoch", "Epoch", "state"),
             Column("count", "Partitions", "number", sortable=True),
+            Column("lag", "Lag", "number", sortable=True),
             Column("partitions", "Assignment"),
-            Column("instance", "Group instance id"),
+            Column("instance", "Instance id"),
             Column("member", "Member id", "mono"),
         ],
         item_rows(members, member_row, keys=_MEMBER_KEYS),
@@ -232,9 +235,11 @@ def _partition_table(facts: Callable[[], GroupOverview | None]) -> ServerTable:
 
 
 _MEMBER_KEYS = {
-    "client": lambda member: member.client_id,
-    "host": lambda member: member.host,
-    "count": lambda member: len(member.partitions),
+    "client": lambda row: row.member.client_id,
+    "host": lambda row: row.member.host,
+    "protocol": lambda row: row.member.protocol,
+    "count": lambda row: len(row.member.partitions),
+    "lag": lambda row: row.group.lag_of(row.member) or 0,
 }
 _PARTITION_KEYS = {
     "topic": lambda partition: partition.tp,
@@ -313,15 +318,46 @@ def partition_row(partition: PartitionLag) -> Row:
     }
 
 
-def member_row(member: Member) -> Row:
+class _MemberOfGroup(NamedTuple):
+    member: Member
+    group: GroupOverview
+
+
+def member_row(row: _MemberOfGroup) -> Row:
+    member, group = row
     return {
         "member": member.member_id,
         "client": member.client_id,
         "host": member.host,
         "instance": member.instance_id or formatting.UNKNOWN,
+        "protocol": member.protocol,
+        **epoch_cells(member, group),
         "count": formatting.count(len(member.partitions)),
+        "lag": formatting.count(group.lag_of(member), "records"),
         "partitions": shortened([str(tp) for tp in member.partitions]),
     }
+
+
+def epoch_cells(member: Member, group: GroupOverview) -> Row:
+    """Return the epoch of a member of a KIP-848 group, and whether it has reached the epoch and the assignment."""
+    if member.epoch is None:
+        return {"epoch": formatting.UNKNOWN, "epoch_mark": "", "epoch_tone": ""}
+    if member.pending_count:
+        text = f"{member.epoch}, {formatting.count(member.pending_count, 'partitions')} to move"
+    elif group.epoch is not None and member.epoch < group.epoch:
+        text = f"{member.epoch} of {group.epoch}"
+    else:
+        return {"epoch": str(member.epoch), "epoch_mark": "●", "epoch_tone": "good"}
+    return {"epoch": text, "epoch_mark": "↻", "epoch_tone": "warn"}
+
+
+def protocol_text(facts: GroupOverview) -> str:
+    """Return protocol, assignor and epochs of a group."""
+    text = f"{facts.type} protocol{', ' + facts.assignor if facts.assignor else ''}"
+    if facts.epoch is None:
+        return text
+    behind = "" if facts.assignment_epoch == facts.epoch else f", assigned for epoch {facts.assignment_epoch}"
+    return f"{text}, epoch {facts.epoch}{behind}"
 
 
 def shortened(names: list[str]) -> str:

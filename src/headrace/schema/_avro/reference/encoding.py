@@ -34,13 +34,9 @@ class _Batch(reference.BatchEncoder):
         return self.simple(node, row)
 
     def members(self, node: EncodeNode, row: int) -> bytes:
-        chosen = []
-        if not self.is_null(node.column, row):
-            chosen = [child for child in node.children if not self.is_null(self.nodes[child].column, row)]
-        if len(chosen) > 1:
-            raise RowFailedError(ErrorCode.MEMBERS)
-        if chosen:
-            return self.encode(chosen[0], row)
+        member = self.chosen_member(node, row, ErrorCode.MEMBERS)
+        if member is not None:
+            return self.encode(member, row)
         if node.size < 0:
             raise RowFailedError(ErrorCode.NULL)
         return zigzag(node.size)

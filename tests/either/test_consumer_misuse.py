@@ -1,0 +1,282 @@
+"""Invalid use of a consumer: named errors, with a remedy, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from headrace import (
+    ClosedError,
+    CommitFailedError,
+    ConfigError,
+    Consumer,
+    ConsumerRecord,
+    Deserializer,
+    FencedInstanceIdError,
+    IllegalStateError,
+    InvalidTopicError,
+    OffsetOutOfRangeError,
+    Producer,
+    TimedOutError,
+    TopicPartition,
+)
+from headrace.client.admin import AdminClient
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
+
+SECONDS_MAX = 20.0
+ZERO = TopicPartition("never-used", 0)
+
+
+def open_consumer(broker, **options):
+    return Consumer(bootstrap_servers=broker.bootstrap, **{"auto_offset_reset": "earliest", **options})
+
+
+def poll_until(consumer, condition):
+    eventually("the condition", lambda: consumer.poll(0.1) is not None and condition(), SECONDS_MAX)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_protocol": "share"}, "group.protocol is 'share'; it may be classic, consumer"),
+        ({"value_deserializer": 42}, "value.deserializer"),
+        ({"value_deserializer": "no.such.module.Class"}, "no.such.module"),
+        ({"key_deserializer": object()}, "key.deserializer"),
+        ({"auto_offset_reset": "sometimes"}, "auto.offset.reset is 'sometimes'; it may be earliest, latest"),
+        ({"partition_assignment_strategy": "fair"}, "fair"),
+        ({"isolation_level": "serializable"}, "isolation.level"),
+        ({"group_id": ""}, "group.id"),
+        ({"max_poll_records": 0}, "max.poll.records"),
+        ({"no_such_option": 1}, "no_such_option"),
+        ({"bootstrap_servers": "nowhere"}, "nowhere"),
+    ],
+)
+@pytest.mark.behaviour("C10")
+def test_invalid_options_are_refused_before_anything_is_opened(options, message):
+    threads = threading.active_count()
+    with pytest.raises(ConfigError, match=message):
+        Consumer(**{"bootstrap_servers": "localhost:1", "group_id": "g", **options})
+    assert threading.active_count() == threads
+
+
+@pytest.mark.behaviour("C10")
+def test_invalid_arguments_are_refused(either):
+    with open_consumer(either, group_id=unique("arguments")) as consumer:
+        with pytest.raises(ValueError, match="either topics or a pattern"):
+            consumer.subscribe()
+        with pytest.raises(ValueError, match="got no topics"):
+            consumer.subscribe([])
+        with pytest.raises(ValueError, match="invalid pattern"):
+            consumer.subscribe(pattern="(")
+        with pytest.raises(IllegalStateError, match="has no partitions"):
+            consumer.poll(0.1)
+        consumer.assign([ZERO])
+        with pytest.raises(ValueError, match="invalid offset: expected 0 or more, got -1"):
+            consumer.seek(ZERO, -1)
+        with pytest.raises(IllegalStateError, match="other-0 is not assigned"):
+            consumer.seek(TopicPartition("other", 0), 1)
+        with pytest.raises(ValueError, match="invalid timestamp_ms"):
+            consumer.seek_to_time(-5)
+        with pytest.raises(ValueError, match="invalid max_records"):
+            consumer.poll(0, max_records=0)
+
+
+@pytest.mark.behaviour("C10")
+def test_an_invalid_topic_name_is_a_named_error(either):
+    with open_consumer(either, group_id=unique("invalid-topic")) as consumer:
+        consumer.subscribe(["not a topic"])
+        with pytest.raises(InvalidTopicError, match="not a topic"):
+            poll_until(consumer, lambda: False)
+
+
+@pytest.mark.behaviour("C10")
+def test_a_subscribed_topic_may_be_created_later(either):
+    topic = unique("later")
+    with open_consumer(
+        either, group_id=unique("later"), allow_auto_create_topics=False, metadata_max_age_ms=300
+    ) as consumer:
+        consumer.subscribe([topic])
+        for _ in range(3):
+            assert consumer.poll(0.2) == []
+        either.create_topic(topic, 2)
+        poll_until(consumer, lambda: len(consumer.assignment()) == 2)
+
+
+@pytest.mark.behaviour("C10")
+def test_a_deleted_topic_leaves_the_others_readable(either):
+    doomed, kept = new_topic(either, "doomed"), new_topic(either, "kept")
+    with (
+        open_consumer(
+            either,
+            group_id=unique("deleted"),
+            allow_auto_create_topics=False,
+            metadata_max_age_ms=300,
+            heartbeat_interval_ms=200,
+        ) as consumer,
+        AdminClient(either.bootstrap) as admin,
+        Producer(bootstrap_servers=either.bootstrap) as producer,
+    ):
+        consumer.subscribe([doomed, kept])
+        poll_until(consumer, lambda: len(consumer.assignment()) == 2)
+        admin.delete_topics([doomed])
+        producer.send(kept, b"still here").result(SECONDS_MAX)
+        values: list[bytes] = []
+        deadline = time.monotonic() + SECONDS_MAX
+        while b"still here" not in values or len(consumer.assignment()) > 1:
+            assert time.monotonic() < deadline, (values, consumer.assignment())
+            values += [record.value for record in consumer.poll(0.2)]
+        assert consumer.assignment() == {TopicPartition(kept, 0)}
+
+
+@pytest.mark.behaviour("C10")
+def test_deleted_records_are_out_of_range_without_a_reset_policy(either):
+    topic = new_topic(either, "truncated")
+    tp = TopicPartition(topic, 0)
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
+        for i in range(20):
+            producer.send(topic, b"%d" % i)
+    with (
+        open_consumer(either, group_id=unique("range"), auto_offset_reset="none") as consumer,
+        AdminClient(either.bootstrap) as admin,
+    ):
+        consumer.assign({tp: 5})
+        admin.delete_records({tp: 10})
+        for _ in range(2):  # and again, until the application seeks
+            with pytest.raises(OffsetOutOfRangeError, match=f"{tp} has no offset 5"):
+                poll_until(consumer, lambda: False)
+            assert consumer.position(tp) == 5
+        consumer.seek_to_beginning()
+        poll_until(consumer, lambda: consumer.position(tp) == 20)
+
+
+@pytest.mark.behaviour("C10")
+def test_a_fenced_static_member_stays_fenced(either):
+    topic, group = new_topic(either, "fenced"), unique("fenced")
+    options = {"group_id": group, "group_instance_id": "the-one", "heartbeat_interval_ms": 200}
+    with open_consumer(either, **options) as first:
+        first.subscribe([topic])
+        poll_until(first, lambda: first.assignment())
+        with open_consumer(either, **options) as second:
+            second.subscribe([topic])
+            poll_until(second, lambda: second.assignment())
+            with pytest.raises(FencedInstanceIdError, match=group):
+                poll_until(first, lambda: False)
+            with pytest.raises((FencedInstanceIdError, CommitFailedError)):
+                first.commit({TopicPartition(topic, 0): 1}, SECONDS_MAX)
+            assert second.committed([TopicPartition(topic, 0)]) == {}
+
+
+@pytest.mark.behaviour("C10")
+def test_a_member_that_was_removed_cannot_commit(either):
+    topic, group = new_topic(either, "removed"), unique("removed")
+    tp = TopicPartition(topic, 0)
+    with (
+        open_consumer(either, group_id=group, enable_auto_commit=False, max_poll_interval_ms=1500) as consumer,
+        open_consumer(either, group_id=group, enable_auto_commit=False) as other,
+    ):
+        consumer.subscribe([topic])
+        poll_until(consumer, lambda: consumer.assignment())
+        other.subscribe([topic])
+        poll_until(other, lambda: other.assignment())  # the first does not poll
+        with pytest.raises(CommitFailedError, match=r"max\.poll\.interval\.ms"):
+            consumer.commit({tp: 1}, SECONDS_MAX)
+        assert other.committed([tp]) == {}
+
+
+class Blocking(Deserializer):
+    """Stays in `poll` until it is released."""
+
+    def __init__(self):
+        self.entered = threading.Event()
+        self.released = threading.Event()
+
+    def deserialize(self, topic, data, headers):
+        self.entered.set()
+        self.released.wait(SECONDS_MAX)
+        return data
+
+
+@pytest.mark.behaviour("C10")
+def test_two_threads_cannot_use_a_consumer_at_once(either):
+    topic, deserializer = new_topic(either, "threads"), Blocking()
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
+        producer.send(topic, b"a record")
+    polled: list[ConsumerRecord] = []
+    with open_consumer(either, value_deserializer=deserializer) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        thread = threading.Thread(target=lambda: polled.extend(consumer.poll(SECONDS_MAX)))
+        thread.start()
+        try:
+            assert deserializer.entered.wait(SECONDS_MAX)
+            for call in (lambda: consumer.poll(0), lambda: consumer.seek(TopicPartition(topic, 0), 0), consumer.close):
+                with pytest.raises(IllegalStateError, match="for one thread at a time"):
+                    call()
+        finally:
+            deserializer.released.set()
+            thread.join(SECONDS_MAX)
+    assert [record.value for record in polled] == [b"a record"]
+
+
+@pytest.mark.behaviour("C10")
+def test_every_call_after_close_is_an_error(either):
+    topic = new_topic(either, "closed")
+    tp = TopicPartition(topic, 0)
+    consumer = open_consumer(either, group_id=unique("closed"))
+    consumer.assign([tp])
+    consumer.close()
+    consumer.close()
+    for call in (
+        lambda: consumer.poll(0),
+        lambda: consumer.poll_arrow(0),
+        lambda: next(iter(consumer)),
+        lambda: consumer.subscribe([topic]),
+        consumer.unsubscribe,
+        lambda: consumer.assign([tp]),
+        lambda: consumer.seek(tp, 0),
+        consumer.seek_to_beginning,
+        consumer.seek_to_committed,
+        lambda: consumer.pause([tp]),
+        lambda: consumer.position(tp),
+        consumer.commit,
+        consumer.commit_async,
+        lambda: consumer.committed([tp]),
+        lambda: consumer.end_offsets([tp]),
+        lambda: consumer.partitions_for(topic),
+        lambda: consumer.arrow_stream().read_all(),
+    ):
+        with pytest.raises(ClosedError, match="the consumer is closed"):
+            call()
+    assert consumer.undo_poll() is None
+
+
+@pytest.mark.behaviour("C10")
+def test_a_consumer_of_the_parent_is_refused_after_fork(either):
+    topic = new_topic(either, "forked")
+    with open_consumer(either) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                consumer.poll(0)
+            except IllegalStateError as error:
+                consumer.close()  # without effect on the connections of the parent
+                code = 0 if "fork" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with Producer(bootstrap_servers=either.bootstrap) as producer:
+            producer.send(topic, b"to the parent").result(SECONDS_MAX)
+        poll_until(consumer, lambda: consumer.position(TopicPartition(topic, 0)) == 1)
+
+
+@pytest.mark.behaviour("C10")
+def test_an_unreachable_cluster_is_named_when_a_call_times_out():
+    with Consumer(bootstrap_servers="localhost:1", group_id="g", default_api_timeout_ms=1000) as consumer:
+        consumer.assign([ZERO])
+        with pytest.raises(TimedOutError, match="refused"):
+            consumer.committed([ZERO], 1)
