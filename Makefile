@@ -16,14 +16,14 @@ LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
-	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer docs dist test-wheel clean
+	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer chaos-share docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
-	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
+	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | chaos-share | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -189,6 +189,11 @@ chaos-consumer: .venv/.ready .venv/.kernel
 	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),300) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) \
 		HEADRACE_CHAOS_FOLDER=build/chaos-consumer HEADRACE_CHAOS_PROTOCOL=$(or $(PROTOCOL),classic) \
 		$(PYTEST) -q -s --show-capture=no tests/faults/test_chaos_consumer.py
+
+# Members and brokers killed while a share group reads, for three minutes. SECONDS=30: for less. SEED=7: these faults.
+chaos-share: .venv/.ready .venv/.kernel
+	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),180) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) \
+		$(PYTEST) -q -s --show-capture=no tests/faults/test_share_chaos.py
 
 fuzz-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_wire

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from headrace.consumer.interceptors import ConsumerInterceptor
     from headrace.consumer.rebalances import RebalanceListener
     from headrace.consumer.results import OffsetAndTimestamp
+    from headrace.consumer.share_consumer import ShareConsumer, ShareRecord
+    from headrace.consumer.share_session import AcknowledgeType
     from headrace.errors import (
         AbortableError,
         AuthenticationError,
@@ -112,6 +114,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortableError",
+    "AcknowledgeType",
     "ArrowDelivery",
     "AsyncConsumer",
     "AsyncProducer",
@@ -201,6 +204,8 @@ __all__ = [
     "SchemaRegistryClient",
     "SerializationError",
     "Serializer",
+    "ShareConsumer",
+    "ShareRecord",
     "StaleMemberEpochError",
     "SubjectNotFoundError",
     "TimedOutError",
@@ -226,6 +231,9 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "Consumer": "consumer.consumer",
+    "AcknowledgeType": "consumer.share_session",
+    "ShareConsumer": "consumer.share_consumer",
+    "ShareRecord": "consumer.share_consumer",
     "ConsumerRecord": "wire.layout",
     "ConsumerOptions": "config.option_types",
     "ConsumerInterceptor": "consumer.interceptors",

@@ -11,6 +11,7 @@ import headrace
 
 NAMES = {
     "AbortableError",
+    "AcknowledgeType",
     "ArrowDelivery",
     "AsyncConsumer",
     "AsyncProducer",
@@ -100,6 +101,8 @@ NAMES = {
     "SchemaRegistryClient",
     "SerializationError",
     "Serializer",
+    "ShareConsumer",
+    "ShareRecord",
     "StaleMemberEpochError",
     "SubjectNotFoundError",
     "TimedOutError",
