@@ -55,9 +55,10 @@ test-all: .venv/.ready .venv/.kernel
 	@HEADRACE_CRASH_MATRIX=all $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
 		NOT_SLOW= $(TEST_GROUPS:%=test-group-%)
 
-# Unit tests: what depends on a kernel runs on both. Three groups share two cores, because some tests wait.
+# Unit tests: what depends on a kernel runs on both, with a third of the random examples. Three groups share two cores,
+# because some tests wait.
 test-quick: .venv/.ready .venv/.kernel
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target UNITS_NOT_SLOW=1 \
+	@HEADRACE_QUICK_TESTS=1 $(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target UNITS_NOT_SLOW=1 \
 		test-group-units-python test-group-units-compiled test-group-units-once
 
 NOT_SLOW := -m "not slow"

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from headrace.client.plugins import PluginKind, copy_methods
+from headrace.client.plugins import PluginKind, copy_methods, encoding_of
 from headrace.client.schema_decoder import DecodedColumn
 from headrace.consumer import column_deserializers
-from headrace.errors import ConfigError
 from headrace.wire.layout import Header
 
 
@@ -88,17 +87,7 @@ class StrDeserializer(Deserializer):
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:
         super().configure(config, is_key)
-        for option in (f"{'key' if is_key else 'value'}.deserializer.encoding", "deserializer.encoding"):
-            encoding = config.get(option)
-            if encoding is not None:
-                try:
-                    "".encode(str(encoding))
-                except LookupError:
-                    raise ConfigError(
-                        f"invalid {option}: expected an encoding of Python, such as utf-8, got {encoding!r}"
-                    ) from None
-                self.encoding = str(encoding)
-                return
+        self.encoding = encoding_of(config, "deserializer", is_key) or self.encoding
 
     def deserialize(self, topic: str, data: bytes, headers: Sequence[Header]) -> object:
         return data.decode(self.encoding)

@@ -94,7 +94,7 @@ SUPPORTED: dict[int, Api] = {
     ApiKey.CONSUMER_GROUP_DESCRIBE: Api(0, 1, "group_admin"),
     ApiKey.LIST_CONFIG_RESOURCES: Api(0, 1, "configs"),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: Api(0, 0, "metadata"),
-    ApiKey.SHARE_GROUP_HEARTBEAT: Api(1, 1, "groups"),
+    ApiKey.SHARE_GROUP_HEARTBEAT: Api(1, 1, "share_groups"),
     ApiKey.SHARE_GROUP_DESCRIBE: Api(1, 1, "share_groups"),
     ApiKey.SHARE_FETCH: Api(1, 2, "share_fetch"),
     ApiKey.SHARE_ACKNOWLEDGE: Api(1, 2, "share_fetch"),
