@@ -136,9 +136,14 @@ class Broker:
         self.authorizer = create_authorizer(config, self.catalog.acls)
         self.quotas = QuotaManager(self.catalog.quotas, clock, config)
         self.client_instances = ClientInstances(self.catalog.configs, clock)
-        lag_ms_max = config.of(int, "replica.lag.time.max.ms")
         self.replicas = ReplicaManager(
-            self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max=lag_ms_max
+            self.node_id,
+            self.logs,
+            self.catalog,
+            clock,
+            self.log_config,
+            lag_ms_max=config.of(int, "replica.lag.time.max.ms"),
+            fetch_session_slots=config.of(int, "max.incremental.fetch.session.cache.slots"),
         )
         own_id = self.node_id if self.has_partitions else None
         self.topic_manager = TopicManager(self.catalog, own_id, config, self.logs.strays)

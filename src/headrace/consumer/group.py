@@ -20,6 +20,7 @@ from headrace.consumer.classic_membership import ClassicMembership
 from headrace.consumer.consumer_membership import ConsumerMembership
 from headrace.consumer.coordinator import GroupCoordinator
 from headrace.consumer.membership import MemberParts, Membership, MemberState, Step, Topics
+from headrace.consumer.metrics import ConsumerMetrics
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, Assignment
 from headrace.consumer.rebalances import RebalanceListener, Rebalancer
 from headrace.consumer.results import Outcome
@@ -45,6 +46,7 @@ class Engine(Protocol):
     updater: MetadataUpdater
     is_polling: bool
     last_poll_ms: float
+    metrics: ConsumerMetrics
 
     @property
     def assignment(self) -> Assignment: ...
@@ -52,6 +54,7 @@ class Engine(Protocol):
     def call(self, command: Callable[[], None]) -> None: ...
     def add_step(self, step: Callable[[], object]) -> None: ...
     def raise_in_poll(self, error: HeadraceError) -> None: ...
+    def offsets_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
     def outcome(self) -> Outcome[T]: ...
     def wait(self, outcome: Outcome[T], timeout_ms: float, what: str) -> T: ...
 
@@ -235,8 +238,14 @@ class ConsumerGroup:
         waits_for_topics: bool = True,
     ) -> None:
         deadline_ms = self._engine.clock.monotonic_ms() + timeout_ms
+
+        def settled(error: HeadraceError | None) -> None:
+            if error is None:
+                self._engine.offsets_committed(offsets)
+            on_result(error)
+
         self._engine.call(
-            lambda: self.coordinator.commit(offsets, on_result, deadline_ms, waits_for_topics=waits_for_topics)
+            lambda: self.coordinator.commit(offsets, settled, deadline_ms, waits_for_topics=waits_for_topics)
         )
 
     def committed(

@@ -205,7 +205,6 @@ SOCKETS = (
         1_000,
         "Fetch sessions that are kept; without a session clients send all partitions with every request.",
         _FROM_0,
-        no_effect="every fetch contains all its partitions; there are no fetch sessions",
     ),
     Option(
         "max.request.partition.size.limit",
