@@ -235,4 +235,16 @@ SCHEMA_REGISTRY = (
     ),
 )
 
-NETWORK = IDENTITY + LISTENERS + MEMBERSHIP + SOCKETS + SCHEMA_REGISTRY
+CLIENT_METRICS = (
+    Option(
+        "headrace.metrics.listener",
+        "str",
+        None,
+        "HOST:PORT of an HTTP listener with the path /metrics: counters of the broker, and the metrics that clients "
+        "push (KIP-714), in the text format of Prometheus; port 0: a free port. Not set: there is none.",
+        None,
+    ),
+    Option("telemetry.max.bytes", "int", 1_048_576, "The maximum size of metrics that a client pushes.", _FROM_1),
+)
+
+NETWORK = IDENTITY + LISTENERS + MEMBERSHIP + SOCKETS + SCHEMA_REGISTRY + CLIENT_METRICS
