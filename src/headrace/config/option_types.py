@@ -232,6 +232,8 @@ class BrokerOptions(TypedDict, total=False):
     max_request_partition_size_limit: int | str | None
     headrace_schema_registry_listener: str | None
     headrace_schema_registry_users: str | Secret | Mapping[str, str] | None
+    headrace_metrics_listener: str | None
+    telemetry_max_bytes: int | str | None
     num_partitions: int | str | None
     default_replication_factor: int | str | None
     auto_create_topics_enable: bool | str | None

@@ -502,8 +502,8 @@ class SendEngine:
         self.metadata.close(ClosedError("the producer was closed"))
         self.thread.join(timeout)
         if self.thread.is_alive():
-            undelivered = sum(batch.record_count for batch in self.accumulator.incomplete())
-            self.log.warning("closed by force after %g s: %d records were not acknowledged", timeout, undelivered)
+            pending = sum(batch.record_count for batch in self.accumulator.incomplete())
+            self.log.warning("closed by force after %g s: %d records were not acknowledged", timeout, pending)
             self.sender.force_close()
             self.thread.join(settings.request_timeout_ms / 1000)
         if not was_closed:
@@ -523,8 +523,7 @@ class SendEngine:
             )
         if self._closed:
             raise ClosedError("the producer is closed")
-        if self.sender.failure is not None:
-            self._raise_failure()
+        self._raise_failure()
 
     def check_may_wait(self, what: str) -> None:
         """Raise if waiting would never end: in a callback, or in a signal handler that interrupted the engine."""
@@ -533,6 +532,7 @@ class SendEngine:
             raise IllegalStateError(f"{what} in a callback: callbacks run on the I/O thread, which would have to act")
 
     def _raise_failure(self) -> None:
+        """Raise if the I/O thread is dead."""
         failure = self.sender.failure
         if failure is not None:
             raise IoThreadError(*failure.args) from failure.__cause__
@@ -577,8 +577,7 @@ class SendEngine:
 
     def warn_of_undelivered(self) -> None:
         """Warn at exit of records without a result."""
-        count = sum(batch.record_count for batch in self.accumulator.incomplete())
-        if count:
+        if count := sum(batch.record_count for batch in self.accumulator.incomplete()):
             text = (
                 f"{count} records of the producer with client.id {self.settings.client_id!r} were not delivered when "
                 "the process ended: call flush() or close()"
@@ -598,6 +597,5 @@ def _no_metadata(topic: str, partition: int | None, cluster: Cluster, waited_ms:
     count = cluster.partition_count(topic)
     missing = f"topic {topic!r}" if count is None else f"partition {partition} of topic {topic!r}"
     known = "" if count is None else f" (the topic has {count} partitions)"
-    return f"{missing} is not in the metadata after {waited_ms:.0f} ms (max.block.ms){known}" + (
-        f"; {reason}" if reason else ""
-    )
+    why = f"; {reason}" if reason else ""
+    return f"{missing} is not in the metadata after {waited_ms:.0f} ms (max.block.ms){known}{why}"
