@@ -17,7 +17,7 @@ SUITES := franz-go librdkafka confluent kafka-python
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
-	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer docs dist test-wheel clean \
+	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer chaos-share docs dist test-wheel clean \
 	$(SUITES:%=suite-%)
 
 help:
@@ -25,7 +25,7 @@ help:
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
-	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
+	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | chaos-share | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 	@echo "make $(SUITES:%=suite-%)" | sed 's/ suite/ | suite/2g'
 
 setup: .venv/.ready .venv/.kernel
@@ -58,9 +58,10 @@ test-all: .venv/.ready .venv/.kernel
 	@HEADRACE_CRASH_MATRIX=all $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target \
 		NOT_SLOW= $(TEST_GROUPS:%=test-group-%)
 
-# Unit tests: what depends on a kernel runs on both. Three groups share two cores, because some tests wait.
+# Unit tests: what depends on a kernel runs on both, with a third of the random examples. Three groups share two cores,
+# because some tests wait.
 test-quick: .venv/.ready .venv/.kernel
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target UNITS_NOT_SLOW=1 \
+	@HEADRACE_QUICK_TESTS=1 $(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target UNITS_NOT_SLOW=1 \
 		test-group-units-python test-group-units-compiled test-group-units-once
 
 NOT_SLOW := -m "not slow"
@@ -192,6 +193,11 @@ chaos-consumer: .venv/.ready .venv/.kernel
 	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),300) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) \
 		HEADRACE_CHAOS_FOLDER=build/chaos-consumer HEADRACE_CHAOS_PROTOCOL=$(or $(PROTOCOL),classic) \
 		$(PYTEST) -q -s --show-capture=no tests/faults/test_chaos_consumer.py
+
+# Members and brokers killed while a share group reads, for three minutes. SECONDS=30: for less. SEED=7: these faults.
+chaos-share: .venv/.ready .venv/.kernel
+	@HEADRACE_CHAOS_SECONDS=$(or $(SECONDS),180) HEADRACE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) \
+		$(PYTEST) -q -s --show-capture=no tests/faults/test_share_chaos.py
 
 fuzz-wire: .venv/.ready .venv/.kernel
 	@$(BIN)/python -m bench.fuzz_wire

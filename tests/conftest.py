@@ -20,6 +20,7 @@ KAFKA_VERSIONS = ("4.3.0", "3.9.1")
 HEADRACE_OPTIONS = {
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.num.partitions": 4,
+    "share.coordinator.state.topic.num.partitions": 4,
     # Samples may be old, and must not be deleted during a test.
     "log.retention.ms": -1,
 }

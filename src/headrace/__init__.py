@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from headrace.consumer.deserializers import Deserializer
     from headrace.consumer.rebalances import RebalanceListener
     from headrace.consumer.results import OffsetAndTimestamp
+    from headrace.consumer.share_consumer import ShareConsumer, ShareRecord
+    from headrace.consumer.share_session import AcknowledgeType
     from headrace.errors import (
         AbortableError,
         AuthenticationError,
@@ -111,6 +113,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortableError",
+    "AcknowledgeType",
     "ArrowDelivery",
     "AsyncConsumer",
     "AsyncProducer",
@@ -199,6 +202,8 @@ __all__ = [
     "SchemaRegistryClient",
     "SerializationError",
     "Serializer",
+    "ShareConsumer",
+    "ShareRecord",
     "StaleMemberEpochError",
     "SubjectNotFoundError",
     "TimedOutError",
@@ -224,6 +229,9 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "Consumer": "consumer.consumer",
+    "AcknowledgeType": "consumer.share_session",
+    "ShareConsumer": "consumer.share_consumer",
+    "ShareRecord": "consumer.share_consumer",
     "ConsumerRecord": "wire.layout",
     "ConsumerOptions": "config.option_types",
     "Deserializer": "consumer.deserializers",

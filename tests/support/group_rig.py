@@ -20,6 +20,7 @@ from headrace.broker.groups.consumer_group import ConsumerGroup
 from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.groups.group import Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient
+from headrace.broker.share.state import SharePartitionKey, ShareState
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.groups import (
@@ -60,6 +61,22 @@ def subscription(*topics: str) -> bytes:
     return b"\x00\x01" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
 
 
+class FakeShareStates:
+    """The states of share partitions, in memory."""
+
+    def __init__(self) -> None:
+        self.states: dict[SharePartitionKey, ShareState] = {}
+
+    async def initialize(self, key: SharePartitionKey, state_epoch: int, start_offset: int) -> None:
+        self.states[key] = ShareState(state_epoch=state_epoch, start_offset=start_offset)
+
+    async def delete(self, key: SharePartitionKey) -> None:
+        self.states.pop(key, None)
+
+    async def summary(self, key: SharePartitionKey) -> ShareState:
+        return self.states.get(key, ShareState())
+
+
 class FakeTransactions:
     """Accepts every transaction, unless `code` is set."""
 
@@ -97,7 +114,10 @@ class GroupRig:
         self.catalog = catalog or FakeCatalog()
         self.options = {"group.initial.rebalance.delay.ms": DELAY_MS, **(options or {})}
         config = BROKER_OPTIONS.resolve(("argument", self.options))
-        self.groups = GroupCoordinator(self.internal, self.clock, config, self.catalog, self.transactions)
+        self.share_states = FakeShareStates()
+        self.groups = GroupCoordinator(
+            self.internal, self.clock, config, self.catalog, self.transactions, share_states=self.share_states
+        )
 
     async def __aenter__(self) -> Self:
         self.groups.start()
@@ -257,6 +277,7 @@ class GroupRig:
         return {
             "groups": {group.id: group_view(group) for group in parts.shard.groups.values()},
             "consumer groups": {group.id: consumer_group_view(group) for group in parts.shard.consumer_groups.values()},
+            "share groups": {group.id: vars(group) for group in parts.shard.share_groups.values()},
             "offsets": committed,
             "pending": {producer: groups for producer, groups in pending.items() if groups},
         }

@@ -6,10 +6,16 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from headrace.errors import MalformedError
 from headrace.wire import schema
+from tests.support.examples import DEFAULT_EXAMPLES, IS_QUICK, examples
+
+if IS_QUICK:
+    settings.register_profile("quick", max_examples=examples(DEFAULT_EXAMPLES))
+    settings.load_profile("quick")
 
 INTEGERS = {
     schema.INT8: (-(2**7), 2**7 - 1),

@@ -26,10 +26,11 @@ from headrace.schema.avro_schema import RecordType
 from headrace.wire.columns import bytes_column
 from tests.support.avro_types import RandomType, fastavro_bytes, record_types
 from tests.support.damage import mutated
+from tests.support.examples import examples
 
 both_kernels = pytest.mark.both_kernels
 THOROUGH = settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -328,7 +329,7 @@ def compiled_kernel():
         pytest.skip("the kernel is not compiled here")
 
 
-@settings(THOROUGH, max_examples=100)
+@settings(THOROUGH, max_examples=examples(100))
 @given(st.data())
 def test_compiled_and_reference_agree_on_damaged_bytes(data):
     compiled = compiled_kernel()

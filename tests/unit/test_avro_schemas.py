@@ -22,6 +22,7 @@ from headrace.schema.avro import AvroDecoder, ErrorCode, arrow_type, parse_schem
 from headrace.schema.avro_resolution import NODES_MAX
 from headrace.schema.avro_schema import DEPTH_MAX
 from tests.support.avro_types import changed_records, fastavro_bytes, fastavro_value
+from tests.support.examples import examples
 
 both_kernels = pytest.mark.both_kernels
 
@@ -169,7 +170,7 @@ def test_a_plan_that_explodes_is_a_named_error():
 
 
 @both_kernels
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(changed_records())
 def test_a_changed_record_is_read_as_fastavro_reads_it(changed):
     writer, reader, values = changed

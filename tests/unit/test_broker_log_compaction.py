@@ -16,6 +16,7 @@ from headrace.broker.log.compaction_filter import DELETE_HORIZON
 from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import BatchProducer
+from tests.support.examples import examples
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import (
     LogRig,
@@ -142,7 +143,7 @@ def test_more_keys_than_a_round_can_map_take_several_rounds(rig, monkeypatch):
 
 
 @pytest.mark.behaviour("B14")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(
@@ -323,7 +324,7 @@ TRANSACTIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TRANSACTIONS)
 def test_a_compacted_log_has_the_last_committed_value_of_each_key(tmp_path_factory, steps):
     rig = LogRig(tmp_path_factory.mktemp("compaction") / "logs")

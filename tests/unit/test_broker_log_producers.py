@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headrace.broker.log import Origin
 from headrace.errors import BrokerError, Code
 from headrace.wire.records import BatchProducer, Marker
+from tests.support.examples import examples
 from tests.support.log_rig import LogRig, batch, committed_values, state_of, values_of
 
 pytestmark = pytest.mark.both_kernels
@@ -161,7 +162,7 @@ SENDS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SENDS, max_size=30))
 def test_random_sends_match_the_model(tmp_path_factory, sends):
     rig = LogRig(tmp_path_factory.mktemp("producers") / "logs")
@@ -359,7 +360,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_read_committed_readers_see_committed_records_up_to_the_lso(tmp_path_factory, steps):
     rig = LogRig(tmp_path_factory.mktemp("transactions") / "logs")

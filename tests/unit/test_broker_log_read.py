@@ -12,6 +12,7 @@ from headrace.broker.log import Log, OffsetAndTimestamp, Origin, files, segment
 from headrace.errors import BrokerError, Code
 from headrace.wire.compression import CODEC_IDS
 from headrace.wire.records import read_batches
+from tests.support.examples import examples
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, batch, find_by_time, read_all, rows_of, values_of
 
@@ -164,7 +165,7 @@ BATCHES = st.lists(
 )  # records, bytes of the first, whether to roll after it
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BATCHES, st.data())
 def test_reads_match_a_list_of_batches(tmp_path_factory, shape, data):
     rig = LogRig(tmp_path_factory.mktemp("logs"))
@@ -224,7 +225,7 @@ def test_look_ups_by_timestamp_begin_at_the_start_offset(rig):
     assert find(log, START_MS) == (2, START_MS + 2, 0)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), min_size=1, max_size=25))
 def test_look_ups_by_timestamp_match_a_scan(tmp_path_factory, times):
     rig = LogRig(tmp_path_factory.mktemp("logs"))

@@ -16,6 +16,7 @@ from headrace.broker.log import Origin
 from headrace.broker.log import manager as manager_module
 from headrace.broker.log.producer_snapshots import snapshot_offsets
 from headrace.wire.records import BatchProducer, Marker
+from tests.support.examples import examples
 from tests.support.log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
 
 pytestmark = pytest.mark.both_kernels
@@ -214,7 +215,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ACTIONS, st.data())
 def test_a_crash_at_any_byte_leaves_a_prefix_and_its_state(tmp_path_factory, actions, data):
     root = tmp_path_factory.mktemp("crash")

@@ -20,6 +20,7 @@ from headrace.spark.plugin_columns import column_method
 from headrace.spark.sink_options import SinkOptions
 from headrace.wire.columns import HEADERS_TYPE
 from tests.support.allocations import PeakBlocks
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.both_kernels
 
@@ -103,7 +104,7 @@ LENIENT = {("bytes", "string"), ("bytes", "large_string"), ("str", "binary")}
 
 @pytest.mark.behaviour("S04")
 @pytest.mark.parametrize("name", SERIALIZERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), role=st.sampled_from(["key", "value"]))
 def test_a_column_is_serialized_as_its_rows_are(name, data, role):
     kind = data.draw(st.sampled_from([kind for kind in COLUMNS if (name, kind) not in LENIENT]))
@@ -114,7 +115,7 @@ def test_a_column_is_serialized_as_its_rows_are(name, data, role):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "utf-16", "cp500"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(column=COLUMNS["string"])
 def test_text_is_encoded_as_configured(encoding, column):
     given = {"kafka.value.serializer": "str", "kafka.value.serializer.encoding": encoding}
@@ -134,7 +135,7 @@ PARTITION_COLUMN = st.none() | st.integers(0, PARTITIONS - 1)
 
 @pytest.mark.behaviour("S04")
 @pytest.mark.parametrize("name", PARTITIONERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(batches=st.lists(KEYS, min_size=1, max_size=4), data=st.data())
 def test_partitions_of_columns_are_those_of_their_rows(name, batches, data):
     seed, has_keys = data.draw(st.integers(0, 99)), data.draw(st.booleans())
@@ -175,7 +176,7 @@ def test_an_object_that_is_not_a_serializer_may_have_a_method_for_columns():
     assert prepared(plan({"value.serializer": Duck()}), {"value": pa.array([1])}) == [("t", {"value": [b"1"]})]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     rows=st.lists(
         st.none() | st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=4),

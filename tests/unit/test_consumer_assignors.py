@@ -24,6 +24,7 @@ from headrace.wire.consumer_protocol import (
     encode_subscription,
     partitions_by_topic,
 )
+from tests.support.examples import examples
 
 
 def member(name, topics, owned=(), generation=-1, strategy=STICKY, instance_id=None):
@@ -69,7 +70,7 @@ def test_of_two_claims_the_later_generation_counts():
     assert assign(STICKY, [old, new], {"t": 1}) == {"a": [], "b": [tp]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from([RANGE, ROUNDROBIN, STICKY, COOPERATIVE]))
 def test_every_partition_has_one_subscribed_owner_and_loads_are_balanced(rng: random.Random, strategy):
     counts = {topic: rng.randint(1, 6) for topic in "tuv"[: rng.randint(1, 3)]}
@@ -93,7 +94,7 @@ def test_every_partition_has_one_subscribed_owner_and_loads_are_balanced(rng: ra
         assert max(loads) - min(loads) <= 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 20))
 def test_sticky_moves_no_more_than_it_must(before, after, count):
     owned = assign(STICKY, [member(f"m{i}", ["t"]) for i in range(before)], {"t": count})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.client.plugins import PluginLoader
+from headrace.config.offset_reset import duration_ms
 from headrace.consumer.fetch_session import FetchedFrom, FetchSession
-from headrace.consumer.options import CONSUMER_OPTIONS, duration_ms
+from headrace.consumer.options import CONSUMER_OPTIONS
 from headrace.consumer.partitions import end_of_data
 from headrace.consumer.settings import ConsumerSettings, resolve
 from headrace.errors import Code, ConfigError, MalformedError

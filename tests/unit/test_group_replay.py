@@ -15,6 +15,7 @@ from headrace.broker.groups.records import KeyValue
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.api.groups import MemberIdentity
+from tests.support.examples import examples
 from tests.support.group_rig import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, SETTLED, GroupRig, on_loop, subscription
 
 GROUPS = (GROUP, "other")
@@ -122,7 +123,7 @@ def compare(live: dict[str, Any], replayed: dict[str, Any]) -> None:
     assert replayed["groups"].keys() <= live["groups"].keys()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, STEPS_MAX))
 def test_replay_of_any_history_gives_the_state_in_memory(seed, steps):
     async def live() -> None:

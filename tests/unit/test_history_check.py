@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.history import Batch, Ended, Event, HistoryFile, Outcome, Read, Replica, SendResult, Sent, load
 from tests.support.history_check import SHOWN_MAX, Fault, Kind, check, report
 from tests.support.history_simulation import random_history
@@ -218,13 +219,13 @@ def test_every_kind_of_fault_has_a_test() -> None:
     assert {kind for kind, _, _ in PLANTED} == set(Kind)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, (1 << 32) - 1), st.integers(1, 120))
 def test_a_random_correct_history_has_no_faults(seed: int, steps: int) -> None:
     assert check(random_history(random.Random(seed), steps)) == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, (1 << 32) - 1), st.randoms(use_true_random=False))
 def test_a_record_missing_from_the_final_reads_is_reported_as_lost(seed: int, rng: random.Random) -> None:
     events = random_history(random.Random(seed), 60)

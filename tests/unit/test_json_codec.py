@@ -24,11 +24,12 @@ from headrace.schema._json import layout, reference
 from headrace.schema.json_decoding import plan_decoding
 from headrace.schema.json_schema import ErrorCode, JsonDecoder, JsonEncoder, derive_schema, parse_schema
 from headrace.wire.columns import bytes_column
+from tests.support.examples import examples
 from tests.support.json_types import ANY, CONNECT, RandomType, object_types
 
 both_kernels = pytest.mark.both_kernels
 THOROUGH = settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
@@ -499,7 +500,7 @@ def both_results(schema, values):
     return results
 
 
-@settings(THOROUGH, max_examples=120)
+@settings(THOROUGH, max_examples=examples(120))
 @given(st.data())
 def test_both_kernels_agree_on_damaged_values(data):
     random_type: RandomType = data.draw(object_types())

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from headrace.errors import WireError
 from headrace.wire import _reference as reference
 from headrace.wire import columns
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.both_kernels
 
@@ -171,7 +172,7 @@ def test_encoded_columns_hold_the_same_bytes(drawn, batch_bytes_max, with_header
 
 
 @both
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(rows, st.data())
 def test_both_decoders_accept_and_reject_the_same_bytes(drawn, data):
     batch = reference.OpenBatch(bytearray(61 + 400 * (len(drawn) + 1)))
@@ -190,7 +191,7 @@ def test_both_decoders_accept_and_reject_the_same_bytes(drawn, data):
 
 
 @both
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.binary(max_size=6) | st.text(max_size=3).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_the_utf8_check_equals_pythons(key):
     payload = reference.records.encode_record(0, 0, None, None, [("#" * len(key), None)]).replace(b"#" * len(key), key)

@@ -57,6 +57,7 @@ from headrace.wire.frames import (
 from headrace.wire.kernel import kernel
 from headrace.wire.primitives import write_uvarint
 from headrace.wire.schema import ARRAY, STRING, STRUCT, Message, Struct, codec, plan
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.both_kernels
 
@@ -237,7 +238,7 @@ def test_both_kernels_encode_and_decode_alike_even_damaged_bytes(cls, version, m
     compare()
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.sampled_from(VERSIONS), st.binary(max_size=100))
 def test_random_bytes_are_a_message_or_malformed(which, data):
     cls, version = which

@@ -36,6 +36,7 @@ from headrace.schema.protobuf import (
 from headrace.schema.protobuf_decoding import plan_decoding
 from headrace.wire.columns import bytes_column
 from tests.support.damage import mutated
+from tests.support.examples import examples
 from tests.support.protobuf_types import RandomSchema, arrow_value, fill, message_class, random_schema
 
 both_kernels = pytest.mark.both_kernels
@@ -62,7 +63,7 @@ def root_name(random_type: RandomSchema) -> str:
 
 
 @both_kernels
-@settings(THOROUGH, max_examples=150)
+@settings(THOROUGH, max_examples=examples(150))
 @given(SEEDS)
 def test_messages_of_google_are_decoded_and_encoded_to_the_same_bytes(seed):
     chance = random.Random(seed)
@@ -83,7 +84,7 @@ def test_messages_of_google_are_decoded_and_encoded_to_the_same_bytes(seed):
 
 
 @both_kernels
-@settings(THOROUGH, max_examples=100)
+@settings(THOROUGH, max_examples=examples(100))
 @given(SEEDS)
 def test_damaged_values_fail_exactly_where_googles_parser_fails(seed):
     chance = random.Random(seed)
@@ -109,7 +110,7 @@ def test_damaged_values_fail_exactly_where_googles_parser_fails(seed):
             assert repr(rows[row]) == repr(arrow_value(message)), value  # nan is not equal to itself
 
 
-@settings(THOROUGH, max_examples=150)
+@settings(THOROUGH, max_examples=examples(150))
 @given(SEEDS)
 def test_compiled_and_reference_agree_on_damaged_bytes(seed):
     compiled = compiled_kernel()

@@ -11,6 +11,7 @@ import headrace
 
 NAMES = {
     "AbortableError",
+    "AcknowledgeType",
     "ArrowDelivery",
     "AsyncConsumer",
     "AsyncProducer",
@@ -99,6 +100,8 @@ NAMES = {
     "SchemaRegistryClient",
     "SerializationError",
     "Serializer",
+    "ShareConsumer",
+    "ShareRecord",
     "StaleMemberEpochError",
     "SubjectNotFoundError",
     "TimedOutError",

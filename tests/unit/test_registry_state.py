@@ -24,6 +24,7 @@ from headrace.broker.registry.changes import (
 from headrace.broker.registry.state import RegistryState
 from headrace.schema.types import Schema, SchemaFormat, SchemaReference
 from headrace.wire.layout import Record
+from tests.support.examples import examples
 
 SUBJECTS = st.sampled_from(["a", "b", "größe/%"])
 VERSIONS = st.integers(1, 4)
@@ -87,7 +88,8 @@ def with_deletions_of_all_versions(changes: list[Change]) -> list[Change]:
 
 def facts(state: RegistryState) -> object:
     """Return what requests can see of a state, except the largest id."""
-    versions = [*state.all_versions()]
+    subjects = state.subjects(deleted=True)
+    versions = [each for subject in subjects for each in state.versions(subject, deleted=True)]
     by_id = {
         each.id: (state.content(each.id), state.uses(each.id, deleted=True), state.id_of(each.content))
         for each in versions
@@ -98,16 +100,16 @@ def facts(state: RegistryState) -> object:
         for subject in ("a", "b", "größe/%")
         for version in range(1, 5)
     }
-    return versions, by_id, guids, referrers, state.configs, state.modes, state.subjects(), state.subjects(deleted=True)
+    return versions, by_id, guids, referrers, state.configs, state.modes, state.subjects(), subjects
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(CHANGES)
 def test_a_change_is_the_same_after_encoding_and_decoding(change):
     assert decode(encode(change)) == change
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(CHANGES, max_size=25))
 def test_compaction_does_not_change_the_state(changes):
     records = [encode(change) for change in with_deletions_of_all_versions(changes)]

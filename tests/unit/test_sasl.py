@@ -35,6 +35,7 @@ from headrace.wire.sasl import (
     Token,
     authenticate,
 )
+from tests.support.examples import examples
 
 SECRET = "pencil,=§"
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
@@ -191,7 +192,7 @@ def test_a_challenge_after_the_end_is_rejected():
         mechanism.step(b"v=AAAA")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=60) | st.text("rsiev=,0123456789+A", max_size=60).map(str.encode))
 def test_any_challenge_raises_only_authentication_errors(challenge):
     mechanism = scram(nonce="r")

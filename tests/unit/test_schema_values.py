@@ -24,12 +24,13 @@ from headrace.schema.formats import parse
 from headrace.schema.types import CompleteSchema, Schema, SchemaFormat
 from headrace.schema.values import encode_varint
 from tests.support.avro_types import RandomType, fastavro_bytes, record_types
+from tests.support.examples import examples
 from tests.support.json_types import object_types
 from tests.support.protobuf_types import arrow_value, fill, random_schema
 
 both_kernels = pytest.mark.both_kernels
 RANDOM = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

@@ -39,6 +39,7 @@ from headrace.wire.api.transactions import (
     WriteTxnMarkersRequest,
 )
 from headrace.wire.schema import Message
+from tests.support.examples import examples
 from tests.support.transaction_rig import ID, TIMEOUT_MS, Rig, run
 
 
@@ -309,7 +310,7 @@ def test_transactions_are_listed_by_state_producer_duration_and_pattern() -> Non
     run(main)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     names=st.sets(st.text("ab.*\\\n~-_(", min_size=1, max_size=4), min_size=1, max_size=6),
     prefix=st.text("ab.*\\~-_(", max_size=3),

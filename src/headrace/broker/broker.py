@@ -23,7 +23,7 @@ from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.cluster import NO_EPOCH
 from headrace.broker.catalog.configs import BROKER, TOPIC
 from headrace.broker.catalog.journal import DamagedJournalError
-from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from headrace.broker.catalog.topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE
 from headrace.broker.clock import LoopClock, TimerClock
 from headrace.broker.configs import Configurations
 from headrace.broker.faults import Faults
@@ -42,6 +42,9 @@ from headrace.broker.security.authorizer import Authorizer, create_authorizer
 from headrace.broker.server.limits import ConnectionLimits
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
+from headrace.broker.share.coordinator import ShareCoordinator
+from headrace.broker.share.manager import SharePartitionManager
+from headrace.broker.share.state_store import ShareStateStore
 from headrace.broker.tasks import on_loop_error
 from headrace.broker.topic_manager import TopicManager
 from headrace.broker.transactions.coordinator import TransactionCoordinator
@@ -76,6 +79,9 @@ class Broker:
     internal: InternalTopics
     transactions: TransactionCoordinator
     groups: GroupCoordinator
+    share_coordinator: ShareCoordinator
+    share_states: ShareStateStore
+    share_partitions: SharePartitionManager
     authorizer: Authorizer
     authenticator: Authenticator
     quotas: QuotaManager
@@ -138,7 +144,14 @@ class Broker:
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_manager, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
-        self.groups = GroupCoordinator(self.internal, clock, config, self.catalog, self.transactions)
+        self.share_coordinator = ShareCoordinator(self.internal, self.catalog.topics, clock, config)
+        self._started.push_async_callback(self.share_coordinator.stop)
+        self.share_states = ShareStateStore(self.share_coordinator, self.catalog.topics, self.node_id)
+        self.share_partitions = SharePartitionManager(self.replicas, self.catalog, self.share_states, clock, config)
+        self._started.push_async_callback(self.share_partitions.stop)
+        self.groups = GroupCoordinator(
+            self.internal, clock, config, self.catalog, self.transactions, share_states=self.share_states
+        )
         self.replicas.marker_listener = self.groups.complete_transaction
         self._note_lost_transactions()  # before anything that can fail: a stop checkpoints the logs as they are now
         await self._enter_cluster(controller, previous_epoch)
@@ -146,7 +159,7 @@ class Broker:
         self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
         self.logs.start()
-        self.replicas.leadership_listeners.append(self._coordinate)
+        self.replicas.leadership_listeners += [self._coordinate, self.share_partitions.leadership_changed]
         for partition in self.replicas.partitions():
             self._coordinate(partition)
         if self.cluster is not None:
@@ -158,6 +171,7 @@ class Broker:
         for listener in self.listeners:
             self.authenticator.prepare(listener)
         self.server = Server(self, self.listeners)
+        self.server.disconnected_listeners.append(self.share_partitions.disconnected)
         self._started.callback(self.checking_threads.shutdown, wait=False, cancel_futures=True)
         self._started.push_async_callback(self.server.stop)
         self._started.push_async_callback(self.groups.stop)  # before the server, which waits for pending requests
@@ -249,7 +263,7 @@ class Broker:
     def start_cluster(self) -> None:
         """Become the controller of a cluster with the broker that wants to join this standalone one."""
         controller = self._become_controller(trusted=True)
-        self.server.disconnected_listener = controller.sessions.disconnected
+        self.server.disconnected_listeners.append(controller.sessions.disconnected)
         self._replicate(controller)
         self._started.push_async_callback(controller.leave)
 
@@ -286,6 +300,7 @@ class Broker:
             self.groups.consumer_settings.note_topics_changed()
         if event["kind"] == "topic-deleted":
             self.groups.topic_deleted(event["name"])
+            self.share_coordinator.topic_deleted(bytes.fromhex(event["id"]))
         if event["kind"] == "config" and event["resource"] == BROKER:
             self._reconfigure()
 
@@ -301,11 +316,13 @@ class Broker:
 
     def _coordinate(self, partition: Partition) -> None:
         """Load or unload the coordinator of an internal partition when its leader changes."""
-        coordinator: TransactionCoordinator | GroupCoordinator
+        coordinator: TransactionCoordinator | GroupCoordinator | ShareCoordinator
         if partition.topic == TRANSACTION_STATE:
             coordinator = self.transactions
         elif partition.topic == CONSUMER_OFFSETS:
             coordinator = self.groups
+        elif partition.topic == SHARE_GROUP_STATE:
+            coordinator = self.share_coordinator
         else:
             return
         coordinator.unload(partition.index)  # its state may be of an older epoch

@@ -29,6 +29,7 @@ from typing import cast
 from headrace.broker.options.coordinators import COORDINATORS
 from headrace.broker.options.network import NETWORK
 from headrace.broker.options.security import SECURITY
+from headrace.broker.options.share_groups import SHARE_GROUPS
 from headrace.broker.options.storage import STORAGE
 from headrace.config import Config, Kind, Layer, Option, Options
 from headrace.errors import ConfigError
@@ -48,7 +49,7 @@ def _read_no_effect() -> Iterator[Option]:
             yield option if default == _NOT_SET else replace(option, default=option.parse(default))
 
 
-BROKER_OPTIONS = Options(*NETWORK, *STORAGE, *COORDINATORS, *SECURITY, *_read_no_effect())
+BROKER_OPTIONS = Options(*NETWORK, *STORAGE, *COORDINATORS, *SHARE_GROUPS, *SECURITY, *_read_no_effect())
 
 
 def resolve(*layers: Layer) -> Config:

@@ -184,9 +184,14 @@ class Configurations:
         current = self.current()
         for option in GROUP_OPTIONS.values():
             synonym = broker_synonym(option.name)
-            value = own.get(option.name, BROKER_OPTIONS[synonym].show(current[synonym]))
+            inherited = option.show(option.default if synonym is None else current[synonym])
+            value = own.get(option.name, inherited)
             first = (Synonym(option.name, value, ConfigSource.DYNAMIC_GROUP),) if option.name in own else ()
-            yield Entry(option, value, (*first, *self._synonyms((synonym,))), read_only=False)
+            if synonym is None:
+                others: Iterable[Synonym] = (Synonym(option.name, inherited, ConfigSource.DEFAULT),)
+            else:
+                others = self._synonyms((synonym,))
+            yield Entry(option, value, (*first, *others), read_only=False)
 
     def of_broker(self, name: str) -> Iterator[Entry]:
         """Yield all options of this broker; if the name is empty, those set for all brokers."""
@@ -214,7 +219,8 @@ class Configurations:
         if resource == ResourceType.TOPIC:
             return option.show(option.parse(broker_defaults(self.current()).get(option.name, option.default)))
         if resource == ResourceType.GROUP:
-            return option.show(self._static[broker_synonym(option.name)])
+            synonym = broker_synonym(option.name)
+            return option.show(option.default if synonym is None else self._static[synonym])
         return option.show(self._static[option.name])
 
     def _for_all_brokers(self) -> Mapping[str, str]:

@@ -243,6 +243,8 @@ def defaults(count: int) -> dict[str, object]:
         "offsets.topic.replication.factor": replication_factor,
         "transaction.state.log.replication.factor": replication_factor,
         "transaction.state.log.min.isr": min_isr,
+        "share.coordinator.state.topic.replication.factor": replication_factor,
+        "share.coordinator.state.topic.min.isr": min_isr,
         "min.insync.replicas": min_isr,
     }
 

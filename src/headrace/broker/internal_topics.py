@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from headrace.broker.catalog.topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE
 from headrace.broker.log import Origin
 from headrace.broker.tasks import start_task
 from headrace.config import Config
@@ -67,6 +67,11 @@ _KINDS = {
         "transaction.state.log.replication.factor",
         "transaction.state.log.segment.bytes",
     ),
+    SHARE_GROUP_STATE: _Kind(
+        "share.coordinator.state.topic.num.partitions",
+        "share.coordinator.state.topic.replication.factor",
+        "share.coordinator.state.topic.segment.bytes",
+    ),
 }
 
 
@@ -100,6 +105,12 @@ class InternalTopics:
                     "compression.type": "uncompressed",
                     "unclean.leader.election.enable": "false",
                     "min.insync.replicas": str(self._config.of(int, "transaction.state.log.min.isr")),
+                }
+            if topic == SHARE_GROUP_STATE:  # the share coordinator deletes what it does not need any more
+                configs |= {
+                    "cleanup.policy": "delete",
+                    "retention.ms": "-1",
+                    "min.insync.replicas": str(self._config.of(int, "share.coordinator.state.topic.min.isr")),
                 }
             existing = self._admin.create(
                 topic,
@@ -147,6 +158,12 @@ class InternalTopics:
     def batches(self, topic: str, index: int) -> Iterator[RecordBatch]:
         """Yield all batches of a partition."""
         yield from self._replicas.partition(topic, index).log.batches()
+
+    def delete_before(self, topic: str, index: int, offset: int) -> None:
+        """Delete the records of a partition before an offset."""
+        partition = self._replicas.partition(topic, index)
+        if offset > partition.log.start_offset:
+            self._replicas.delete_records(partition, offset)
 
     def when_confirmed(self, topic: str, index: int, then: Callable[[], None]) -> None:
         """Call `then` when all current records are replicated; never if the leader changes before.

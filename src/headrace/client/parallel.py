@@ -36,16 +36,14 @@ class NodeRequest(NamedTuple, Generic[R]):
     versions: tuple[int, int]
 
 
-def request_each(
-    client: BlockingClient, requests: Sequence[NodeRequest[R]], lanes_max: int = LANES_MAX
-) -> list[Pending[R]]:
+def request_each(client: BlockingClient, requests: Sequence[NodeRequest[R]]) -> list[Pending[R]]:
     """Send every request once, in any order; return their results in the order given.
 
     The result of a request whose connection failed is the error; if all connections of a node back off, that is the
     result of all requests that are left for it. Pause before you send them again. TimedOutError is raised if no
     response at all comes within the client's timeout.
     """
-    call: _Call[R] = _Call(client, lanes_max)
+    call: _Call[R] = _Call(client)
     results = [call.add(request) for request in requests]
     with client.lock:
         call.run()
@@ -53,10 +51,9 @@ def request_each(
 
 
 class _Call(Generic[R]):
-    def __init__(self, client: BlockingClient, lanes_max: int) -> None:
+    def __init__(self, client: BlockingClient) -> None:
         self._client = client
         self._network = client.network
-        self._lanes_max = lanes_max
         self._queues: defaultdict[int, deque[Request[R]]] = defaultdict(deque)
         self._responses_pending = 0
 
@@ -93,7 +90,7 @@ class _Call(Generic[R]):
         endpoint = self._client.metadata.cluster.brokers.get(node_id)
         if endpoint is None:
             return [node_id]
-        lanes = [node_id + NODE_IDS * n for n in range(min(self._lanes_max, 1 + request_count // LANE_REQUESTS_MIN))]
+        lanes = [node_id + NODE_IDS * n for n in range(min(LANES_MAX, 1 + request_count // LANE_REQUESTS_MIN))]
         for lane in lanes[1:]:
             self._network.set_node(lane, endpoint)
         return lanes

@@ -50,6 +50,26 @@ def copy_methods(source: object, target: object, *methods: str) -> None:
             setattr(target, method, getattr(source, method))
 
 
+def encoding_of(config: Mapping[str, object], noun: str, is_key: bool) -> str | None:
+    """Return the option `key.NOUN.encoding` or `value.NOUN.encoding`, else `NOUN.encoding`, else None."""
+    for option in (f"{'key' if is_key else 'value'}.{noun}.encoding", f"{noun}.encoding"):
+        encoding = config.get(option)
+        if encoding is not None:
+            return check_encoding(option, encoding)
+    return None
+
+
+def check_encoding(option: str, encoding: object) -> str:
+    """Return the name of an encoding; raises ConfigError if Python does not have it."""
+    try:
+        "".encode(str(encoding))
+    except LookupError:
+        raise ConfigError(
+            f"invalid {option}: expected an encoding of Python, such as utf-8, got {encoding!r}"
+        ) from None
+    return str(encoding)
+
+
 class PrefixedLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose lines start with the kind of client and the ids that it has."""
 

@@ -319,6 +319,32 @@ class BrokerOptions(TypedDict, total=False):
     group_consumer_migration_policy: str | None
     quota_window_num: int | str | None
     quota_window_size_seconds: int | str | None
+    group_share_session_timeout_ms: int | str | None
+    group_share_min_session_timeout_ms: int | str | None
+    group_share_max_session_timeout_ms: int | str | None
+    group_share_heartbeat_interval_ms: int | str | None
+    group_share_min_heartbeat_interval_ms: int | str | None
+    group_share_max_heartbeat_interval_ms: int | str | None
+    group_share_assignment_interval_ms: int | str | None
+    group_share_min_assignment_interval_ms: int | str | None
+    group_share_max_assignment_interval_ms: int | str | None
+    group_share_assignors: str | list[str] | tuple[str, ...] | None
+    group_share_max_size: int | str | None
+    group_share_record_lock_duration_ms: int | str | None
+    group_share_min_record_lock_duration_ms: int | str | None
+    group_share_max_record_lock_duration_ms: int | str | None
+    group_share_delivery_count_limit: int | str | None
+    group_share_min_delivery_count_limit: int | str | None
+    group_share_max_delivery_count_limit: int | str | None
+    group_share_partition_max_record_locks: int | str | None
+    group_share_min_partition_max_record_locks: int | str | None
+    group_share_max_partition_max_record_locks: int | str | None
+    group_share_max_share_sessions: int | str | None
+    share_coordinator_state_topic_num_partitions: int | str | None
+    share_coordinator_state_topic_replication_factor: int | str | None
+    share_coordinator_state_topic_min_isr: int | str | None
+    share_coordinator_state_topic_segment_bytes: int | str | None
+    share_coordinator_snapshot_update_records_per_snapshot: int | str | None
     ssl_keystore_location: str | None
     ssl_key_location: str | None
     ssl_keystore_certificate_chain: str | Secret | None

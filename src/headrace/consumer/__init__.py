@@ -12,5 +12,6 @@ offset_lookups.py     offsets by time and epoch                  (I/O thread)
 group.py              subscription and commits
 coordinator.py        requests to the coordinator of the group   (I/O thread)
 membership.py         the classic group protocol                 (I/O thread)
+share_consumer.py     the public API of share groups; share_engine.py and share_session.py: its I/O thread
 assignors.py          range, roundrobin, sticky, cooperative-sticky
 """

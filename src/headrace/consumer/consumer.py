@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
+from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.consumer import deserializers
@@ -64,7 +65,7 @@ class Consumer:
         self.pending = PendingRecords(engine)
         """For iteration, also that of `AsyncConsumer`."""
         try:
-            deserialize = _deserialization(engine)
+            deserialize = record_deserializer(self.config, engine.plugins)
             self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, deserialize)
             engine.start()
         except BaseException:
@@ -489,9 +490,8 @@ def _settle(outcome: Outcome[PartitionOffset]) -> OnOffset:
     return on_offset
 
 
-def _deserialization(engine: ConsumerEngine) -> Deserialize | None:
+def record_deserializer(config: Config, plugins: PluginLoader) -> Deserialize | None:
     """Return the function that deserializes a record; None if keys and values stay bytes."""
-    config, plugins = engine.config, engine.plugins
     key, value = (
         plugins.load(option, config[option], deserializers.KIND, is_key=option.startswith("key"))
         for option in ("key.deserializer", "value.deserializer")

@@ -13,8 +13,7 @@ import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.client.plugins import PluginKind, copy_methods
-from headrace.errors import ConfigError
+from headrace.client.plugins import PluginKind, copy_methods, encoding_of
 from headrace.wire.layout import Header
 
 
@@ -49,17 +48,7 @@ class StrDeserializer(Deserializer):
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:
         super().configure(config, is_key)
-        for option in (f"{'key' if is_key else 'value'}.deserializer.encoding", "deserializer.encoding"):
-            encoding = config.get(option)
-            if encoding is not None:
-                try:
-                    "".encode(str(encoding))
-                except LookupError:
-                    raise ConfigError(
-                        f"invalid {option}: expected an encoding of Python, such as utf-8, got {encoding!r}"
-                    ) from None
-                self.encoding = str(encoding)
-                return
+        self.encoding = encoding_of(config, "deserializer", is_key) or self.encoding
 
     def deserialize(self, topic: str, data: bytes, headers: Sequence[Header]) -> object:
         return data.decode(self.encoding)

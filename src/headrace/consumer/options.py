@@ -9,44 +9,12 @@ Names, types, defaults and ranges are Kafka's, except:
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from headrace.config import Between, NotEmpty, OneOf, Option, Options
 from headrace.config.client_options import COMMON_OPTIONS, FROM_0, INERT_SASL_OPTIONS, SASL_OPTIONS
+from headrace.config.offset_reset import ResetPolicy
 from headrace.config.tls_options import TLS_OPTIONS
-
-BY_DURATION = "by_duration"
-_ISO_DURATION = re.compile(
-    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d{1,9})?)S)?)?",
-    re.ASCII,
-)
-_SECONDS = {"days": 86_400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
-
-
-def duration_ms(text: str) -> int | None:
-    """Return the milliseconds of an ISO 8601 duration of days and smaller units, as Java's; None if it is none."""
-    match = _ISO_DURATION.fullmatch(text.upper())
-    if match is None or not any(match.groupdict().values()) or text.upper().endswith("T"):
-        return None
-    return int(sum(float(value) * _SECONDS[unit] for unit, value in match.groupdict().items() if value) * 1000)
-
-
-class _ResetPolicy:
-    """Accepts earliest, latest, none and by_duration:<ISO 8601 duration>."""
-
-    def __call__(self, value: object) -> object:
-        text = str(value)
-        if text.lower() in ("earliest", "latest", "none"):
-            return text.lower()
-        kind, _, duration = text.partition(":")
-        if kind.lower() != BY_DURATION or duration_ms(duration) is None:
-            raise ValueError(str(self))
-        return f"{BY_DURATION}:{duration}"
-
-    def __str__(self) -> str:
-        return "earliest, latest, none or by_duration:PnDTnHnMn.nS"
-
 
 ISOLATION_LEVEL = Option(
     "isolation.level",
@@ -163,7 +131,7 @@ _GROUP = (
         "latest",
         "Where to start without a committed offset, or when the offset does not exist any more: earliest, latest, "
         "by_duration:PT1H (an hour ago), or none, which raises an error.",
-        _ResetPolicy(),
+        ResetPolicy("earliest", "latest", "none"),
     ),
     Option(
         "client.rack",

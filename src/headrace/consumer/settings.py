@@ -24,9 +24,10 @@ from headrace.client.plugins import PluginLoader, PrefixedLogger
 from headrace.client.tls import TlsSettings
 from headrace.config import Config, Layer, read_properties
 from headrace.config.clock import Clock
+from headrace.config.offset_reset import BY_DURATION, duration_ms
 from headrace.consumer.assignors import assignor_names
 from headrace.consumer.fetching import FetchSettings
-from headrace.consumer.options import BY_DURATION, CONSUMER_OPTIONS, duration_ms
+from headrace.consumer.options import CONSUMER_OPTIONS
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
         clock: Clock
 
 
+SHARE_OPTIONS = frozenset({"share.acknowledgement.mode", "share.acquire.mode"})
+"""Options without effect on a consumer that is not in a share group."""
 IN_FLIGHT_MAX = 100
 """Requests in flight to a broker: a fetch, and few others."""
 CLASSIC_PROTOCOL_ONLY = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
@@ -54,6 +57,7 @@ def resolve(
     *,
     key_deserializer: object = None,
     value_deserializer: object = None,
+    is_share: bool = False,
     **options: object,
 ) -> Config:
     """Merge and check options. `config` is a mapping or the path of a `.properties` file.
@@ -79,7 +83,7 @@ def resolve(
     changes["partition.assignment.strategy"] = assignor_names(resolved.of(tuple, "partition.assignment.strategy"))
     changes |= _check_group(resolved, group_id)
     result = resolved.derived(changes)
-    _warn_of_no_effect(result, consumer_log(result))
+    _warn_of_no_effect(result, consumer_log(result), SHARE_OPTIONS if is_share else frozenset())
     return result
 
 
@@ -112,8 +116,10 @@ def _check_group(config: Config, group_id: str | None) -> dict[str, object]:
     return {}
 
 
-def _warn_of_no_effect(config: Config, log: PrefixedLogger) -> None:
+def _warn_of_no_effect(config: Config, log: PrefixedLogger, acting: frozenset[str]) -> None:
     for name, option in CONSUMER_OPTIONS.items():
+        if name in acting:
+            continue
         is_off = config[name] is False  # has no effect, as requested
         if option.no_effect and config.given(name) and not is_off and name not in _warned_no_effect:
             _warned_no_effect.add(name)

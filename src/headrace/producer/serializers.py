@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.client.plugins import PluginKind, copy_methods
-from headrace.errors import ConfigError, SerializationError
+from headrace.client.plugins import PluginKind, check_encoding, copy_methods, encoding_of
+from headrace.errors import SerializationError
 from headrace.wire.layout import Header
 
 if TYPE_CHECKING:
@@ -86,15 +86,11 @@ class StrSerializer(Serializer):
     """str, in UTF-8 or the encoding of `key.` or `value.serializer.encoding` or `serializer.encoding`."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
-        self.encoding = _checked_encoding("encoding", encoding)
+        self.encoding = check_encoding("encoding", encoding)
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:
         super().configure(config, is_key)
-        for option in (f"{'key' if is_key else 'value'}.serializer.encoding", "serializer.encoding"):
-            encoding = config.get(option)
-            if encoding is not None:
-                self.encoding = _checked_encoding(option, encoding)
-                return
+        self.encoding = encoding_of(config, "serializer", is_key) or self.encoding
 
     def serialize(self, topic: str, value: object, headers: list[Header]) -> bytes | None:
         if value is None:
@@ -110,16 +106,6 @@ class StrSerializer(Serializer):
         from headrace.producer import column_serializers
 
         return column_serializers.encoded_text(column, self.encoding)
-
-
-def _checked_encoding(option: str, encoding: object) -> str:
-    try:
-        "".encode(str(encoding))
-    except LookupError:
-        raise ConfigError(
-            f"invalid {option}: expected an encoding of Python, such as utf-8, got {encoding!r}"
-        ) from None
-    return str(encoding)
 
 
 class _Packed(Serializer):

@@ -352,53 +352,10 @@ class AddPartitions(TransactionRequest[AddPartitionsToTxnResponse]):
         return None
 
 
-class AddOffsets(TransactionRequest[AddOffsetsToTxnResponse]):
-    """Add a group's offsets to the transaction. CommitOffsets follows."""
+class _OffsetsRequest(TransactionRequest[R]):
+    """A request about offsets of a group."""
 
-    api_key = AddOffsetsToTxnRequest.api_key
-    versions = (0, 4)
     priority = ADD_PRIORITY
-    abortable = frozenset({Code.GROUP_AUTHORIZATION_FAILED, Code.UNKNOWN_PRODUCER_ID, Code.TRANSACTION_ABORTABLE})
-
-    def __init__(
-        self,
-        manager: TransactionManager,
-        offsets: dict[TopicPartition, Offset],
-        group: GroupMetadata,
-        result: PendingResult | None,
-    ) -> None:
-        super().__init__(manager, result)
-        self._offsets = offsets
-        self._group = group
-
-    def build(self, version: int) -> AddOffsetsToTxnRequest:
-        return AddOffsetsToTxnRequest(
-            transactional_id=self.manager.transactional_id or "",
-            producer_id=self.manager.producer.producer_id,
-            producer_epoch=self.manager.producer.epoch,
-            group_id=self._group.group_id,
-        )
-
-    def handle(self, response: AddOffsetsToTxnResponse) -> None:
-        if self.check(response.error_code, f"adding the offsets of group {self._group.group_id!r}"):
-            self.manager.transaction_started = True
-            self.manager.enqueue(CommitOffsets(self.manager, self._offsets, self._group, self.result))
-
-
-class CommitOffsets(TransactionRequest[TxnOffsetCommitResponse]):
-    """Commit offsets with the transaction, at the group's coordinator."""
-
-    api_key = TxnOffsetCommitRequest.api_key
-    priority = ADD_PRIORITY
-    abortable = frozenset(
-        {
-            Code.ILLEGAL_GENERATION,
-            Code.UNKNOWN_MEMBER_ID,
-            Code.FENCED_INSTANCE_ID,
-            Code.GROUP_AUTHORIZATION_FAILED,
-            Code.TRANSACTION_ABORTABLE,
-        }
-    )
 
     def __init__(
         self,
@@ -410,6 +367,42 @@ class CommitOffsets(TransactionRequest[TxnOffsetCommitResponse]):
         super().__init__(manager, result)
         self._offsets = offsets  # not committed yet
         self.group = group
+
+
+class AddOffsets(_OffsetsRequest[AddOffsetsToTxnResponse]):
+    """Add a group's offsets to the transaction. CommitOffsets follows."""
+
+    api_key = AddOffsetsToTxnRequest.api_key
+    versions = (0, 4)
+    abortable = frozenset({Code.GROUP_AUTHORIZATION_FAILED, Code.UNKNOWN_PRODUCER_ID, Code.TRANSACTION_ABORTABLE})
+
+    def build(self, version: int) -> AddOffsetsToTxnRequest:
+        return AddOffsetsToTxnRequest(
+            transactional_id=self.manager.transactional_id or "",
+            producer_id=self.manager.producer.producer_id,
+            producer_epoch=self.manager.producer.epoch,
+            group_id=self.group.group_id,
+        )
+
+    def handle(self, response: AddOffsetsToTxnResponse) -> None:
+        if self.check(response.error_code, f"adding the offsets of group {self.group.group_id!r}"):
+            self.manager.transaction_started = True
+            self.manager.enqueue(CommitOffsets(self.manager, self._offsets, self.group, self.result))
+
+
+class CommitOffsets(_OffsetsRequest[TxnOffsetCommitResponse]):
+    """Commit offsets with the transaction, at the group's coordinator."""
+
+    api_key = TxnOffsetCommitRequest.api_key
+    abortable = frozenset(
+        {
+            Code.ILLEGAL_GENERATION,
+            Code.UNKNOWN_MEMBER_ID,
+            Code.FENCED_INSTANCE_ID,
+            Code.GROUP_AUTHORIZATION_FAILED,
+            Code.TRANSACTION_ABORTABLE,
+        }
+    )
 
     @property
     def coordinator(self) -> Coordinator:

@@ -106,15 +106,10 @@ class ParsedAvroSchema(ParsedSchema):
         # A primitive type is named after itself, as in Java's Schema.getFullName.
         return str(getattr(self._model, "name", self._model.kind))
 
-    def decoder(
-        self,
-        reader: ParsedSchema | None = None,
-        columns: Sequence[str] | None = None,
-        *,
-        message: str | None = None,
-        reader_message: str | None = None,
+    def _decoder(
+        self, reader: Self | None, columns: Sequence[str] | None, message: str | None, reader_message: str | None
     ) -> ColumnDecoder:
-        return AvroDecoder(self._model, None if reader is None else self.same_format(reader)._model, columns)
+        return AvroDecoder(self._model, None if reader is None else reader._model, columns)
 
     def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
         return AvroEncoder(self._model, arrow_type)

@@ -314,9 +314,9 @@ def _primitive(schema: PrimitiveType, path: str) -> ValueEncoder:
     kind, logical = schema.kind, schema.logical.name if schema.logical else ""
     if kind in ("int", "long"):
         return _integer(kind, _converter(logical, path), path)
-    return {"null": _null, "boolean": _boolean, "float": _float, "double": _double, "bytes": _bytes, "string": _string}[
-        kind
-    ](path)
+    if kind in ("bytes", "string"):
+        return _sized(path, values.to_bytes if kind == "bytes" else values.to_text_bytes)
+    return {"null": _null, "boolean": _boolean, "float": _float, "double": _double}[kind](path)
 
 
 def _converter(logical: str, path: str) -> Callable[[Any], int] | None:
@@ -388,21 +388,13 @@ def _double(path: str) -> ValueEncoder:
     return encode
 
 
-def _bytes(path: str) -> ValueEncoder:
+def _sized(path: str, convert: Callable[[str, Any], bytes]) -> ValueEncoder:
+    """Return the function for bytes, with their length before them."""
+
     def encode(value: Any) -> bytes:
         if value is None:
             raise failed(path, _NULL_TEXT)
-        data = values.to_bytes(path, value)
-        return encode_varint(len(data) << 1) + data
-
-    return encode
-
-
-def _string(path: str) -> ValueEncoder:
-    def encode(value: Any) -> bytes:
-        if value is None:
-            raise failed(path, _NULL_TEXT)
-        data = values.to_text_bytes(path, value)
+        data = convert(path, value)
         return encode_varint(len(data) << 1) + data
 
     return encode

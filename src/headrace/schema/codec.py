@@ -232,8 +232,6 @@ class ParsedSchema(ABC):
     """
 
     format: SchemaFormat
-    has_message_indexes = False
-    """Whether the position of the message type follows the schema id in a value."""
 
     @classmethod
     @abstractmethod
@@ -253,7 +251,6 @@ class ParsedSchema(ABC):
         """Return the Arrow type of values; with `columns`, of these fields only."""
         return self.decoder(columns=columns, message=message).arrow_type
 
-    @abstractmethod
     def decoder(
         self,
         reader: ParsedSchema | None = None,
@@ -263,6 +260,17 @@ class ParsedSchema(ABC):
         reader_message: str | None = None,
     ) -> ColumnDecoder:
         """Return a decoder of values that were written with this schema, to the type of the reader's."""
+        if reader is None or isinstance(reader, type(self)):
+            return self._decoder(reader, columns, message, reader_message)
+        raise SchemaError(
+            f"values of {self.format.value} schemas cannot be read as {reader.format.value}; use schemas of one format"
+        )
+
+    @abstractmethod
+    def _decoder(
+        self, reader: Self | None, columns: Sequence[str] | None, message: str | None, reader_message: str | None
+    ) -> ColumnDecoder:
+        """Return a decoder, to the type of a reader's schema of the same format."""
 
     @abstractmethod
     def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
@@ -279,16 +287,6 @@ class ParsedSchema(ABC):
     def message_at(self, indexes: Sequence[int]) -> str | None:
         """Return the full name of the message type at a position; raises SchemaError if there is none."""
         return None
-
-    @classmethod
-    def same_format(cls, reader: ParsedSchema) -> Self:
-        """Return the reader's schema; raises SchemaError if it has another format."""
-        if not isinstance(reader, cls):
-            raise SchemaError(
-                f"values of {cls.format.value} schemas cannot be read as {reader.format.value};"
-                " use schemas of one format"
-            )
-        return reader
 
 
 class _ErrorTexts:

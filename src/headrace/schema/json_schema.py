@@ -148,15 +148,10 @@ class ParsedJsonSchema(ParsedSchema):
     def record_name(self, message: str | None = None) -> str | None:
         return self._title  # as Confluent's serializers name it
 
-    def decoder(
-        self,
-        reader: ParsedSchema | None = None,
-        columns: Sequence[str] | None = None,
-        *,
-        message: str | None = None,
-        reader_message: str | None = None,
+    def _decoder(
+        self, reader: Self | None, columns: Sequence[str] | None, message: str | None, reader_message: str | None
     ) -> ColumnDecoder:
-        return JsonDecoder(self._model, None if reader is None else self.same_format(reader)._model, columns)
+        return JsonDecoder(self._model, None if reader is None else reader._model, columns)
 
     def encoder(self, arrow_type: pa.DataType, message: str | None = None) -> ColumnEncoder:
         return JsonEncoder(self._model, arrow_type)

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -80,10 +80,7 @@ class ObjectType:
     closed: bool = False
     nullable: bool = False
     kind: str = "object"
-
-    @property
-    def token(self) -> str:
-        return "object"
+    token: ClassVar[str] = "object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +90,7 @@ class MapType:
     values: JsonSchema
     nullable: bool = False
     kind: str = "map"
-
-    @property
-    def token(self) -> str:
-        return "object"
+    token: ClassVar[str] = "object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +98,7 @@ class ArrayType:
     items: JsonSchema
     nullable: bool = False
     kind: str = "array"
-
-    @property
-    def token(self) -> str:
-        return "array"
+    token: ClassVar[str] = "array"
 
 
 @dataclass(frozen=True, slots=True)

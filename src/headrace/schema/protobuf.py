@@ -102,7 +102,6 @@ class ParsedProtobufSchema(ParsedSchema):
     """A Protobuf schema behind the interface of all formats."""
 
     format = SchemaFormat.PROTOBUF
-    has_message_indexes = True
 
     def __init__(self, model: ProtobufSchema) -> None:
         self._model = model
@@ -119,17 +118,12 @@ class ParsedProtobufSchema(ParsedSchema):
     def record_name(self, message: str | None = None) -> str | None:
         return self._model.message(message).full_name
 
-    def decoder(
-        self,
-        reader: ParsedSchema | None = None,
-        columns: Sequence[str] | None = None,
-        *,
-        message: str | None = None,
-        reader_message: str | None = None,
+    def _decoder(
+        self, reader: Self | None, columns: Sequence[str] | None, message: str | None, reader_message: str | None
     ) -> ColumnDecoder:
         if reader is None:
             return ProtobufDecoder(self._model, message, columns=columns)
-        model = self.same_format(reader)._model
+        model = reader._model
         target = model.message(reader_message).full_name
         self._check_message(self._model.message(message).full_name, target, model)
         return ProtobufDecoder(self._model, message, model, columns, reader_message=target)

@@ -21,6 +21,7 @@ DEPTH_MAX = 100
 DEFINITIONS_MAX = 20_000
 """Messages and enums of a schema, those of its imports included."""
 TEXT_CHARS_MAX = 4 << 20
+LISTED_MAX = 10  # names in an error
 FIELD_NUMBER_MAX = (1 << 29) - 1
 MESSAGE_SET_NUMBER_MAX = (1 << 31) - 2
 FIELD_NUMBERS_RESERVED = range(19_000, 20_000)  # by Protobuf itself
@@ -231,6 +232,6 @@ def qualified(scope: str, name: str) -> str:
     return f"{scope}.{name}" if scope else name
 
 
-def _listed(names: Sequence[str], count_max: int = 10) -> str:
-    more = f" and {len(names) - count_max} more" if len(names) > count_max else ""
-    return (", ".join(names[:count_max]) or "none") + more
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
+    return (", ".join(names[:LISTED_MAX]) or "none") + more

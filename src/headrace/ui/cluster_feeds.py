@@ -111,7 +111,6 @@ class EndOffsets:
 class LogSizes:
     """Bytes on the leaders' disks."""
 
-    of_partition: Mapping[TopicPartition, int]
     of_topic: Mapping[str, int]
     total: int
 
@@ -173,7 +172,7 @@ class Traffic:
         leaders = {} if topology is None else topology.leaders
         sizes = partition_sizes(admin, leaders) if leaders else {}
         self.stored_bytes.sample(time.time(), sizes)
-        return LogSizes(sizes, _by_topic(sizes), sum(sizes.values()))
+        return LogSizes(_by_topic(sizes), sum(sizes.values()))
 
     def _fetch_status(self, _: AdminClient) -> dict[str, Any]:
         assert self._control is not None

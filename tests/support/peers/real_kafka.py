@@ -53,6 +53,9 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
 # Samples may be old, and nothing is to vanish under a test.
 log.retention.ms=-1
 # A broker that was killed may come back only when its last session is over.

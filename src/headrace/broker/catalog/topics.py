@@ -16,7 +16,8 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
-INTERNAL = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
+SHARE_GROUP_STATE = "__share_group_state"
+INTERNAL = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE})
 NO_LEADER = -1
 DELETED_KEPT_MAX = 1_000
 """How many deleted topic ids are kept: brokers that were down delete only replicas of these topics."""

@@ -106,7 +106,7 @@ class Controller(ClusterRole):
         self._record([unfenced, *restarted, *self.changes.broker_returned(self.node_id)])
 
     async def join(self) -> None:
-        self._broker.server.disconnected_listener = self.sessions.disconnected
+        self._broker.server.disconnected_listeners.append(self.sessions.disconnected)
         registration = self._catalog.brokers.by_id.get(self.node_id)
         addresses = advertised(self._broker.listeners)
         if registration is not None and registration.listeners != addresses:

@@ -17,8 +17,10 @@ from headrace.broker.groups.records import (
     group_tombstone,
     offset_record,
     offset_tombstone,
+    share_record,
 )
-from headrace.broker.groups.shard import GroupSettings, Shard
+from headrace.broker.groups.shard import AnyGroup, GroupSettings, Shard
+from headrace.broker.groups.share_group import ShareGroup
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_ID
@@ -221,14 +223,15 @@ class Commits:
     async def delete_group(self, group_id: str) -> None:
         """Delete a group without members and its offsets."""
         async with self._shard.exclusive(group_id):
-            group = self._shard.consumer_groups.get(group_id) or self._shard.group(group_id)
+            group: AnyGroup | None = self._shard.consumer_groups.get(group_id) or self._shard.share_groups.get(group_id)
+            group = group or self._shard.group(group_id)
             group.check_deletable()
             await self.write_tombstones(
                 ((group_id, partition) for partition in self._known_partitions(group_id)), groups=[group]
             )
 
     async def write_tombstones(
-        self, offsets: Iterable[tuple[str, TopicPartition]], groups: Collection[Group | ConsumerGroup] = ()
+        self, offsets: Iterable[tuple[str, TopicPartition]], groups: Collection[AnyGroup] = ()
     ) -> None:
         """Write tombstones of offsets and groups."""
         deleted = list(offsets)
@@ -236,6 +239,8 @@ class Commits:
         for group in groups:
             if isinstance(group, ConsumerGroup):
                 entries += map(consumer_record, group.tombstones())
+            elif isinstance(group, ShareGroup):
+                entries += map(share_record, group.tombstones())
             else:
                 entries.append(group_tombstone(group.id))
 
@@ -299,7 +304,7 @@ class OffsetExpiry:
         """Write tombstones for expired offsets and unused groups."""
         now_ms = self._shard.clock.time_ms()
         offsets: list[tuple[str, TopicPartition]] = []
-        groups: list[Group | ConsumerGroup] = []
+        groups: list[AnyGroup] = []
         for consumer_group in self._shard.consumer_groups.values():
             expired = self._expired_of_consumer_group(consumer_group, now_ms)
             offsets += [(consumer_group.id, partition) for partition in expired]

@@ -204,15 +204,15 @@ def encode_change(change: ConsumerChange) -> tuple[bytes, bytes | None]:
         value: Message | None = None
         if change.epoch is not None:
             value = GroupEpochValue(epoch=change.epoch, metadata_hash=change.metadata_hash)
-        return _record(3, GroupKey(group_id=change.group_id), value)
+        return encode_record(3, GroupKey(group_id=change.group_id), value)
     if isinstance(change, PartitionMetadata):
         assert not change.exists, "partition metadata is not written any more"
-        return _record(4, GroupKey(group_id=change.group_id), None)
+        return encode_record(4, GroupKey(group_id=change.group_id), None)
     if isinstance(change, TargetEpoch):
         value = None
         if change.epoch is not None:
             value = TargetEpochValue(assignment_epoch=change.epoch, assignment_timestamp=change.time_ms)
-        return _record(6, GroupKey(group_id=change.group_id), value)
+        return encode_record(6, GroupKey(group_id=change.group_id), value)
     if isinstance(change, RegexTopics):
         key = RegularExpressionKey(group_id=change.group_id, regular_expression=change.regex)
         resolved = change.resolved
@@ -221,16 +221,17 @@ def encode_change(change: ConsumerChange) -> tuple[bytes, bytes | None]:
             value = RegularExpressionValue(
                 topics=sorted(resolved.topics), version=resolved.version, timestamp=resolved.time_ms
             )
-        return _record(16, key, value)
+        return encode_record(16, key, value)
     member_key = MemberKey(group_id=change.group_id, member_id=change.member_id)
     if isinstance(change, MemberMetadata):
-        return _record(5, member_key, None if change.member is None else _member_value(change.member))
+        return encode_record(5, member_key, None if change.member is None else _member_value(change.member))
     if isinstance(change, MemberTarget):
-        return _record(7, member_key, None if change.partitions is None else _target_value(change.partitions))
-    return _record(8, member_key, None if change.member is None else _current_value(change.member))
+        return encode_record(7, member_key, None if change.partitions is None else _target_value(change.partitions))
+    return encode_record(8, member_key, None if change.member is None else _current_value(change.member))
 
 
-def _record(kind: int, key: Message, value: Message | None) -> tuple[bytes, bytes | None]:
+def encode_record(kind: int, key: Message, value: Message | None) -> tuple[bytes, bytes | None]:
+    """Return the bytes of a record of a type, also for the types of share groups."""
     data = None if value is None else _version.pack(VALUE_VERSION) + value.encode(VALUE_VERSION)
     return _version.pack(kind) + key.encode(0), data
 
@@ -283,15 +284,19 @@ def decode_change(kind: int, key: bytes, value: bytes | None) -> ConsumerChange 
     decoder = _DECODERS.get(kind)
     if decoder is None:
         return None
-    body = None
-    if value is not None:
-        if len(value) < _version.size:
-            raise MalformedError(f"invalid value {value!r}: expected a version of 2 bytes", offset=0)
-        (version,) = _version.unpack_from(value)
-        if version != VALUE_VERSION:
-            raise MalformedError(f"invalid version {version} of a value of type {kind}: expected 0", offset=0)
-        body = memoryview(value)[_version.size :]
-    return decoder(memoryview(key)[_version.size :], body)
+    return decoder(memoryview(key)[_version.size :], value_body(kind, value))
+
+
+def value_body(kind: int, value: bytes | None) -> memoryview | None:
+    """Return the value of a record without its version, which is checked; None: a tombstone."""
+    if value is None:
+        return None
+    if len(value) < _version.size:
+        raise MalformedError(f"invalid value {value!r}: expected a version of 2 bytes", offset=0)
+    (version,) = _version.unpack_from(value)
+    if version != VALUE_VERSION:
+        raise MalformedError(f"invalid version {version} of a value of type {kind}: expected 0", offset=0)
+    return memoryview(value)[_version.size :]
 
 
 def _group_epoch(key: memoryview, body: memoryview | None) -> ConsumerChange:

@@ -1,4 +1,4 @@
-"""What consumer groups need to know about the cluster: options, topics, and when topics have changed."""
+"""What consumer and share groups need to know about the cluster: options, topics, and when topics have changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headrace.broker.catalog.configs import GROUP
 from headrace.broker.catalog.topics import Topics
-from headrace.broker.group_options import ConsumerGroupTimes, times_of
+from headrace.broker.group_options import ConsumerGroupTimes, share_times_of, times_of
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
 
@@ -53,6 +53,8 @@ class ConsumerSettings:
         self.is_enabled = "consumer" in config.of(tuple, "group.coordinator.rebalance.protocols")
         self.assignors: tuple[str, ...] = config.of(tuple, "group.consumer.assignors")
         self.members_max = config.of(int, "group.consumer.max.size")
+        self.share_members_max = config.of(int, "group.share.max.size")
+        self.share_assignor: str = config.of(tuple, "group.share.assignors")[0]
         self.classic_members_max = config.of(int, "group.max.size")
         self.migration = MigrationPolicy.of(config.of(str, "group.consumer.migration.policy"))
         self.topics_version = image.offset  # of the catalog, when topics have last changed
@@ -77,6 +79,10 @@ class ConsumerSettings:
     def times_of(self, group_id: str) -> ConsumerGroupTimes:
         """Return the times that apply to a group."""
         return times_of(self._image.configs.of(GROUP, group_id), self._config)
+
+    def share_times_of(self, group_id: str) -> ConsumerGroupTimes:
+        """Return the times that apply to a share group."""
+        return share_times_of(self._image.configs.of(GROUP, group_id), self._config)
 
     def check_enabled(self) -> None:
         """Raise UNSUPPORTED_VERSION unless the consumer protocol is enabled."""

@@ -22,7 +22,10 @@ from headrace.broker.groups.consumer_settings import ConsumerSettings, MetadataI
 from headrace.broker.groups.group import UNKNOWN_MEMBER, Group, GroupState, MemberClaim
 from headrace.broker.groups.joining import JoiningClient, Joins
 from headrace.broker.groups.rebalance import Rebalances, sync_response
-from headrace.broker.groups.shard import GroupSettings, InternalLog, Shard
+from headrace.broker.groups.shard import AnyGroup, GroupSettings, InternalLog, Shard
+from headrace.broker.groups.share_group import ShareGroup
+from headrace.broker.groups.share_heartbeats import ShareHeartbeats, ShareStates
+from headrace.broker.groups.share_offsets import ShareOffsets
 from headrace.broker.groups.subscription_refresh import SubscriptionRefresh
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
@@ -36,6 +39,7 @@ from headrace.wire.api.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from headrace.wire.api.share_groups import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from headrace.wire.internal_topics import coordinator_partition
 from headrace.wire.records import BatchProducer
 
@@ -66,6 +70,8 @@ class _ShardComponents(NamedTuple):
     expiry: OffsetExpiry
     heartbeats: ConsumerHeartbeats
     classic_members: ClassicMembers
+    share_heartbeats: ShareHeartbeats
+    share_offsets: ShareOffsets
 
 
 class GroupCoordinator:
@@ -78,12 +84,15 @@ class GroupCoordinator:
         config: Config,
         image: MetadataImage,
         transactions: TransactionVerifier,
+        *,
+        share_states: ShareStates,
     ) -> None:
         self._internal = internal
         self._clock = clock
         self._settings = GroupSettings.of(config)
         self.consumer_settings = ConsumerSettings(config, image)
         self._transactions = transactions
+        self._share_states = share_states
         self._components: dict[int, _ShardComponents] = {}  # by partition of __consumer_offsets
         self._is_stopped = False
 
@@ -125,6 +134,8 @@ class GroupCoordinator:
             expiry,
             ConsumerHeartbeats(shard, rebalances, sessions, refresh, self.consumer_settings),
             ClassicMembers(shard, sessions, joins, self.consumer_settings),
+            share_heartbeats := ShareHeartbeats(shard, self.consumer_settings, self._share_states),
+            ShareOffsets(shard, self.consumer_settings, self._share_states),
         )
 
         def loaded() -> None:
@@ -132,6 +143,7 @@ class GroupCoordinator:
             if components is not None and components.shard is shard:  # it may have been unloaded meanwhile
                 rebalances.take_over()
                 sessions.take_over()
+                share_heartbeats.take_over()
                 expiry.start()
 
         shard.load(loaded)
@@ -178,6 +190,8 @@ class GroupCoordinator:
                 code=Code.INVALID_SESSION_TIMEOUT,
             )
         components = self._components_of(request.group_id)
+        if request.group_id in components.shard.share_groups:
+            raise BrokerError(f"group {request.group_id!r} is a share group", code=Code.INCONSISTENT_GROUP_PROTOCOL)
         if request.group_id in components.shard.consumer_groups:
             return components.shard.spawn(components.classic_members.join(request, client))
         return components.joins.join(request, client)
@@ -240,7 +254,15 @@ class GroupCoordinator:
         """Join, keep alive or leave with the consumer protocol (KIP-848)."""
         self.consumer_settings.check_enabled()
         components = self._components_of(request.group_id)
+        _check_not_share(components.shard, request.group_id)
         return await _shielded(components.shard, components.heartbeats.handle(request, client))
+
+    async def share_heartbeat(
+        self, request: ShareGroupHeartbeatRequest, client: HeartbeatClient
+    ) -> ShareGroupHeartbeatResponse:
+        """Join, keep alive or leave a share group (KIP-932)."""
+        components = self._components_of(request.group_id)
+        return await _shielded(components.shard, components.share_heartbeats.handle(request, client))
 
     async def leave_consumer_group(self, group_id: str, members: Collection[MemberIdentity]) -> list[Code]:
         """Remove classic members of a consumer group; return a code for each."""
@@ -273,6 +295,7 @@ class GroupCoordinator:
         version: int = GROUP_ID_NOT_FOUND_VERSION,
     ) -> dict[TopicPartition, Code]:
         components = self._components_of(group_id)
+        _check_not_share(components.shard, group_id)
         commit = components.commits.commit(group_id, claim, commits, retention_ms=retention_ms, version=version)
         return await _shielded(components.shard, commit)
 
@@ -289,6 +312,7 @@ class GroupCoordinator:
         """Commit offsets that become visible with the transaction of a producer."""
         _check_group_id(group_id)
         components = self._components_of(group_id)
+        _check_not_share(components.shard, group_id)
 
         async def verify_and_commit() -> dict[TopicPartition, Code]:
             partition = TopicPartition(CONSUMER_OFFSETS, components.shard.index)
@@ -337,15 +361,16 @@ class GroupCoordinator:
 
     # -- administration --------------------------------------------------------------------------
 
-    def list(self) -> list[Group | ConsumerGroup]:
+    def list(self) -> list[AnyGroup]:
         """Return all groups; raise COORDINATOR_LOAD_IN_PROGRESS while some are being loaded."""
         shards = [components.shard for components in self._components.values()]
         if any(shard.is_loading for shard in shards):
             raise BrokerError("groups are being loaded", code=Code.COORDINATOR_LOAD_IN_PROGRESS)
-        groups: list[Group | ConsumerGroup] = []
+        groups: list[AnyGroup] = []
         for shard in shards:
             groups += shard.groups.values()
             groups += shard.consumer_groups.values()
+            groups += shard.share_groups.values()
         return groups
 
     def describe(self, group_id: str) -> Group | None:
@@ -356,17 +381,32 @@ class GroupCoordinator:
         """Return whether a group uses the consumer protocol."""
         return group_id in self._components_of(group_id).shard.consumer_groups
 
+    def is_modern_group(self, group_id: str) -> bool:
+        """Return whether a group exists and uses another protocol than the classic one."""
+        shard = self._components_of(group_id).shard
+        return group_id in shard.consumer_groups or group_id in shard.share_groups
+
     def describe_consumer_group(self, group_id: str) -> ConsumerGroup:
         """Return a group that uses the consumer protocol, or raise GROUP_ID_NOT_FOUND."""
         shard = self._components_of(group_id).shard
         group = shard.consumer_groups.get(group_id)
         if group is None:
-            fact = "is not a consumer group" if group_id in shard.groups else "not found"
+            is_other = group_id in shard.groups or group_id in shard.share_groups
+            fact = "is not a consumer group" if is_other else "not found"
             raise BrokerError(f"Group {group_id} {fact}.", code=Code.GROUP_ID_NOT_FOUND)
         return group
 
+    def share_offsets(self, group_id: str) -> ShareOffsets:
+        """Return the share groups and offsets of the shard of a group."""
+        return self._components_of(group_id).share_offsets
+
+    def describe_share_group(self, group_id: str) -> ShareGroup:
+        """Return a share group, or raise GROUP_ID_NOT_FOUND."""
+        return self.share_offsets(group_id).group(group_id)
+
     async def delete(self, group_id: str) -> None:
         components = self._components_of(group_id)
+        await components.share_offsets.delete_states(group_id)
         await _shielded(components.shard, components.commits.delete_group(group_id))
 
 
@@ -374,6 +414,12 @@ def _check_group_id(group_id: str) -> None:
     """Raise if the id is empty. Only offsets may be committed under an empty id, for old clients."""
     if not group_id:
         raise BrokerError("the group id is empty", code=Code.INVALID_GROUP_ID)
+
+
+def _check_not_share(shard: Shard, group_id: str) -> None:
+    """Raise GROUP_ID_NOT_FOUND for a share group, which has no committed offsets or consumers."""
+    if group_id in shard.share_groups:
+        raise BrokerError(f"Group {group_id} is not a consumer group.", code=Code.GROUP_ID_NOT_FOUND)
 
 
 def _group_with_members(shard: Shard, group_id: str) -> Group:

@@ -1,8 +1,8 @@
 """The records of __consumer_offsets, in the formats of Apache Kafka.
 
 A key starts with two bytes for its type: 0 or 1 an offset, 2 a classic group, 3 to 8 and 16 a consumer group
-(`consumer_records.py`). The types of share and Streams groups are not supported. A value starts with its version. A
-null value is a tombstone.
+(`consumer_records.py`), 10 to 15 a share group (`share_records.py`). The types of Streams groups are not supported. A
+value starts with its version. A null value is a tombstone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace.broker.groups.consumer_records import ConsumerChange, decode_change, encode_change
 from headrace.broker.groups.group import Group, GroupMember, GroupState
 from headrace.broker.groups.offsets import NO_EXPIRY, Committed
+from headrace.broker.groups.share_records import ShareChange, decode_share_change, encode_share_change
 from headrace.errors import MalformedError
 from headrace.types import TopicPartition
 from headrace.wire.layout import Record
@@ -151,7 +152,12 @@ def consumer_record(change: ConsumerChange) -> KeyValue:
     return KeyValue(*encode_change(change))
 
 
-def decode(record: Record) -> OffsetChange | GroupChange | ConsumerChange | None:
+def share_record(change: ShareChange) -> KeyValue:
+    """Return the record of a change of a share group."""
+    return KeyValue(*encode_share_change(change))
+
+
+def decode(record: Record) -> OffsetChange | GroupChange | ConsumerChange | ShareChange | None:
     """Decode a record; None for unknown types."""
     if record.key is None or len(record.key) < _version.size:
         raise MalformedError(f"invalid key {record.key!r}: expected an offset or a group", offset=0)
@@ -163,7 +169,7 @@ def decode(record: Record) -> OffsetChange | GroupChange | ConsumerChange | None
     if kind == GROUP_KEY:
         group_id = GroupMetadataKey.decode(GROUP_KEY, memoryview(record.key)[_version.size :]).group
         return GroupChange(group_id, None if record.value is None else _group(group_id, record.value))
-    return decode_change(kind, record.key, record.value)
+    return decode_change(kind, record.key, record.value) or decode_share_change(kind, record.key, record.value)
 
 
 def _offset_key(group_id: str, partition: TopicPartition) -> bytes:

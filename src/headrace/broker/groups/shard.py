@@ -23,6 +23,8 @@ from headrace.broker.groups.consumer_records import ConsumerChange, GroupEpoch, 
 from headrace.broker.groups.group import Group, GroupState
 from headrace.broker.groups.offsets import Offsets
 from headrace.broker.groups.records import GroupChange, KeyValue, OffsetChange, decode
+from headrace.broker.groups.share_group import ShareGroup
+from headrace.broker.groups.share_records import ShareChange, ShareGroupEpoch, is_share_tombstone
 from headrace.broker.internal_topics import code_for_clients
 from headrace.broker.tasks import start_task
 from headrace.config import Config
@@ -117,6 +119,8 @@ class Timers:
 
 log = logging.getLogger("headrace.broker.groups")
 
+AnyGroup = Group | ConsumerGroup | ShareGroup
+
 LOAD_SLICE_BATCHES = 1000
 """How many batches are loaded before the event loop runs other tasks."""
 
@@ -153,7 +157,8 @@ class Shard:
         self.is_loading = True
         self._is_closed = False
         self.groups: dict[str, Group] = {}  # classic groups, and offsets without members
-        self.consumer_groups: dict[str, ConsumerGroup] = {}  # a group id is in one of both
+        self.consumer_groups: dict[str, ConsumerGroup] = {}
+        self.share_groups: dict[str, ShareGroup] = {}  # a group id is in one of the three
         self._locks: dict[str, _GroupLock] = {}
         self.offsets = Offsets()
         self.timers = Timers(clock)
@@ -174,13 +179,18 @@ class Shard:
 
     def group_or_new(self, group_id: str) -> Group:
         assert group_id not in self.consumer_groups
+        assert group_id not in self.share_groups
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         return group
 
-    def remove(self, group: Group | ConsumerGroup) -> None:
+    def remove(self, group: AnyGroup) -> None:
         """Remove a group whose tombstones are in the log, unless a member has joined meanwhile."""
+        if isinstance(group, ShareGroup):
+            if self.share_groups.get(group.id) is group:
+                self.replace_group(group.id, None)
+            return
         if isinstance(group, ConsumerGroup):
             if self.consumer_groups.get(group.id) is group:
                 self.replace_group(group.id, None)
@@ -189,11 +199,14 @@ class Shard:
             group.transition(GroupState.DEAD, self.clock.time_ms())
             del self.groups[group.id]
 
-    def replace_group(self, group_id: str, group: Group | ConsumerGroup | None) -> None:
-        """Make a group of either protocol the only one with its id; None: only its offsets are left, if any."""
+    def replace_group(self, group_id: str, group: AnyGroup | None) -> None:
+        """Make a group of any protocol the only one with its id; None: only its offsets are left, if any."""
         self.groups.pop(group_id, None)
         self.consumer_groups.pop(group_id, None)
-        if isinstance(group, ConsumerGroup):
+        self.share_groups.pop(group_id, None)
+        if isinstance(group, ShareGroup):
+            self.share_groups[group_id] = group
+        elif isinstance(group, ConsumerGroup):
             self.consumer_groups[group_id] = group
         elif group is not None:
             self.groups[group_id] = group
@@ -315,15 +328,17 @@ class Shard:
                 self.apply_offset(change, producer_id)
             elif isinstance(change, GroupChange):
                 self._apply_group(change)
-            elif change is not None:
+            elif isinstance(change, ConsumerChange):
                 self._apply_consumer(change)
+            elif change is not None:
+                self._apply_share(change)
 
     def apply_offset(self, change: OffsetChange, producer_id: int = NO_PRODUCER_ID) -> None:
         """Apply an offset record, live or in replay."""
         if change.committed is None:
             self.offsets.remove(change.group_id, change.partition)
         else:
-            if change.group_id not in self.consumer_groups:
+            if change.group_id not in self.consumer_groups and change.group_id not in self.share_groups:
                 self.group_or_new(change.group_id)  # a group may consist of offsets only
             self.offsets.store(change.group_id, change.partition, change.committed, producer_id)
 
@@ -346,6 +361,19 @@ class Shard:
             self.replace_group(change.group_id, group)
         group.apply(change)
 
+    def _apply_share(self, change: ShareChange) -> None:
+        group = self.share_groups.get(change.group_id)
+        if isinstance(change, ShareGroupEpoch) and change.epoch is None:
+            if group is not None:
+                self.replace_group(change.group_id, None)
+            return
+        if group is None:
+            if is_share_tombstone(change):
+                return
+            group = ShareGroup(change.group_id)
+            self.replace_group(change.group_id, group)
+        group.apply(change)
+
     def _finish_loading(self, loaded: Callable[[], object]) -> None:
         if self._is_closed:
             return
@@ -353,7 +381,7 @@ class Shard:
             self.offsets.complete(producer_id, committed)
         self._ended_while_loading.clear()
         self.is_loading = False
-        count = len(self.groups) + len(self.consumer_groups)
+        count = len(self.groups) + len(self.consumer_groups) + len(self.share_groups)
         if count:
             log.info("loaded %s-%d: %d groups", CONSUMER_OFFSETS, self.index, count)
         loaded()

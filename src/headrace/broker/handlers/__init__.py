@@ -94,6 +94,18 @@ SUPPORTED: dict[int, Api] = {
     ApiKey.CONSUMER_GROUP_DESCRIBE: Api(0, 1, "group_admin"),
     ApiKey.LIST_CONFIG_RESOURCES: Api(0, 1, "configs"),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: Api(0, 0, "metadata"),
+    ApiKey.SHARE_GROUP_HEARTBEAT: Api(1, 1, "groups"),
+    ApiKey.SHARE_GROUP_DESCRIBE: Api(1, 1, "share_groups"),
+    ApiKey.SHARE_FETCH: Api(1, 2, "share_fetch"),
+    ApiKey.SHARE_ACKNOWLEDGE: Api(1, 2, "share_fetch"),
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE: Api(0, 0, "share_state"),
+    ApiKey.READ_SHARE_GROUP_STATE: Api(0, 0, "share_state"),
+    ApiKey.WRITE_SHARE_GROUP_STATE: Api(0, 1, "share_state"),
+    ApiKey.DELETE_SHARE_GROUP_STATE: Api(0, 0, "share_state"),
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: Api(0, 1, "share_state"),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: Api(0, 1, "share_groups"),
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: Api(0, 0, "share_groups"),
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: Api(0, 0, "share_groups"),
 }
 
 

@@ -35,6 +35,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 FEATURES = {
     "group.version": (0, 1, 1),  # 1: the consumer protocol of KIP-848
     "metadata.version": (7, 30, 30),  # as in Apache Kafka 4.3
+    "share.version": (0, 1, 1),  # 1: share groups (KIP-932)
     "transaction.version": (0, 2, 2),  # 2: each transaction ends with a new epoch (KIP-890)
 }
 """Lowest, highest and current level of each feature. A current level of 0 means disabled."""

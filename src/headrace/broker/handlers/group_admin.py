@@ -9,6 +9,8 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.groups.consumer_group import ConsumerGroup
 from headrace.broker.groups.consumer_member import ConsumerMember
 from headrace.broker.groups.group import Group, GroupMember, GroupState
+from headrace.broker.groups.shard import AnyGroup
+from headrace.broker.groups.share_group import ShareGroup
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.group_admin import (
@@ -55,7 +57,7 @@ def _describe_group(broker: Broker, context: Context, request: DescribeGroupsReq
         dead = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if context.api_version < NOT_FOUND_MIN_VERSION:
             return _with_authorized_operations(broker, context, request, dead)
-        fact = "is not a classic group" if broker.groups.is_consumer_group(group_id) else "not found"
+        fact = "is not a classic group" if broker.groups.is_modern_group(group_id) else "not found"
         return dead.replace(error_code=Code.GROUP_ID_NOT_FOUND, error_message=f"Group {group_id} {fact}.")
     described = DescribedGroup(
         group_id=group_id,
@@ -186,6 +188,7 @@ def _described_topics(members: Iterable[Member]) -> set[str]:
 
 CLASSIC_TYPE = "classic"
 CONSUMER_TYPE = "consumer"
+SHARE_TYPE = "share"
 
 
 def handle_list_groups(broker: Broker, context: Context, request: ListGroupsRequest) -> HandlerResult:
@@ -214,7 +217,9 @@ def handle_list_groups(broker: Broker, context: Context, request: ListGroupsRequ
     )
 
 
-def _group_type(group: Group | ConsumerGroup) -> str:
+def _group_type(group: AnyGroup) -> str:
+    if isinstance(group, ShareGroup):
+        return SHARE_TYPE
     return CONSUMER_TYPE if isinstance(group, ConsumerGroup) else CLASSIC_TYPE
 
 

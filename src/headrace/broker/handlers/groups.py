@@ -1,17 +1,18 @@
-"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat and FindCoordinator: group membership."""
+"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat, ShareGroupHeartbeat, FindCoordinator."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.broker.catalog.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from headrace.broker.catalog.topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.groups.consumer_heartbeats import HeartbeatClient
 from headrace.broker.groups.group import MemberClaim
 from headrace.broker.groups.joining import JoiningClient
 from headrace.broker.nodes import node
-from headrace.broker.security.authorizer import Operation, Resource
+from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
+from headrace.broker.share.state import SharePartitionKey
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.groups import (
     ConsumerGroupHeartbeatRequest,
@@ -28,6 +29,7 @@ from headrace.wire.api.groups import (
     SyncGroupResponse,
 )
 from headrace.wire.api.metadata import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from headrace.wire.api.share_groups import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from headrace.wire.internal_topics import coordinator_partition
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 
 KEYS_MIN_VERSION = 4
+SHARE_MIN_VERSION = 6
+SHARE_COORDINATOR = 2
 
 
 class _CoordinatorType(NamedTuple):
@@ -50,6 +54,7 @@ class _CoordinatorType(NamedTuple):
 COORDINATOR_TYPES = {
     0: _CoordinatorType(CONSUMER_OFFSETS, Resource.GROUP),
     1: _CoordinatorType(TRANSACTION_STATE, Resource.TRANSACTIONAL_ID),
+    SHARE_COORDINATOR: _CoordinatorType(SHARE_GROUP_STATE, Resource.CLUSTER),
 }
 
 
@@ -97,9 +102,13 @@ def _find_coordinator(broker: Broker, context: Context, key_type: int, key: str)
         kind = COORDINATOR_TYPES.get(key_type)
         if kind is None:
             raise BrokerError(
-                f"invalid coordinator type {key_type}: expected 0 (group) or 1 (transaction)", code=Code.INVALID_REQUEST
+                f"invalid coordinator type {key_type}: expected 0 (group), 1 (transaction) or 2 (share)",
+                code=Code.INVALID_REQUEST,
             )
-        broker.authorizer.require(context.session, Operation.DESCRIBE, kind.resource, key)
+        if key_type == SHARE_COORDINATOR:
+            _check_share_key(broker, context, key)
+        else:
+            broker.authorizer.require(context.session, Operation.DESCRIBE, kind.resource, key)
         index = coordinator_partition(key, broker.internal.ensure(kind.topic))
         leader = broker.catalog.topics.by_name[kind.topic].partitions[index].leader
         if leader < 0:
@@ -111,6 +120,17 @@ def _find_coordinator(broker: Broker, context: Context, key_type: int, key: str)
         code = Code.COORDINATOR_NOT_AVAILABLE if is_unavailable else error.code
         return _no_coordinator(key, code, str(error.args[0]))
     return Coordinator(key=key, node_id=leader, host=address.host, port=address.port)
+
+
+def _check_share_key(broker: Broker, context: Context, key: str) -> None:
+    """Raise unless a broker asks for the coordinator of a share partition."""
+    if context.api_version < SHARE_MIN_VERSION:
+        raise BrokerError(
+            f"share coordinators need FindCoordinator v{SHARE_MIN_VERSION}, got v{context.api_version}",
+            code=Code.INVALID_REQUEST,
+        )
+    broker.authorizer.require(context.session, Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME)
+    SharePartitionKey.parse(key)
 
 
 def _no_coordinator(key: str, code: int, message: str | None) -> Coordinator:
@@ -250,3 +270,26 @@ async def handle_consumer_group_heartbeat(
         return await broker.groups.consumer_heartbeat(request, client)
     except BrokerError as error:
         return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))
+
+
+# -- ShareGroupHeartbeat -------------------------------------------------------------------------
+
+
+async def handle_share_group_heartbeat(
+    broker: Broker, context: Context, request: ShareGroupHeartbeatRequest
+) -> ShareGroupHeartbeatResponse:
+    """Join a share group, keep a member alive, return its assignment, or leave (KIP-932)."""
+    session, allows = context.session, broker.authorizer.allows
+    try:
+        broker.authorizer.require(session, Operation.READ, Resource.GROUP, request.group_id)
+        for topic in request.subscribed_topic_names or ():
+            broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, topic)
+        client = HeartbeatClient(
+            context.client_id or "",
+            f"/{session.host}",
+            context.api_version,
+            lambda topic: allows(session, Operation.DESCRIBE, Resource.TOPIC, topic),
+        )
+        return await broker.groups.share_heartbeat(request, client)
+    except BrokerError as error:
+        return ShareGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, assert_never
 from uuid import UUID
@@ -110,11 +109,6 @@ class RegistryState:
     def versions(self, subject: str, *, deleted: bool = False) -> list[SubjectVersion]:
         """Return the versions of a subject in order; with `deleted`, also those that were deleted."""
         return [each for each in self._subjects.get(subject, {}).values() if deleted or not each.deleted]
-
-    def all_versions(self) -> Iterator[SubjectVersion]:
-        """Yield all versions, deleted ones included, ordered by subject and version."""
-        for subject in sorted(self._subjects):
-            yield from self._subjects[subject].values()
 
     def version(self, subject: str, version: int) -> SubjectVersion | None:
         """Return a version, perhaps deleted; None if it is unknown."""

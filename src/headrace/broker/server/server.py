@@ -69,9 +69,8 @@ class Server:
         self._descriptors_max = connections_max()
         self._tasks: dict[Task, bool] = {}  # delayed responses → whether they may be cancelled
         self._sweep: asyncio.TimerHandle | None = None
-        self.disconnected_listener: Callable[[Session], None] | None = (
-            None  # called with the sessions of closed connections
-        )
+        self.disconnected_listeners: list[Callable[[Session], None]] = []
+        """Called with the sessions of closed connections."""
 
     @property
     def is_full(self) -> bool:
@@ -156,8 +155,8 @@ class Server:
         self._per_host[host] -= 1
         if not self._per_host[host]:
             del self._per_host[host]
-        if self.disconnected_listener is not None:
-            self.disconnected_listener(connection.session)
+        for listener in self.disconnected_listeners:
+            listener(connection.session)
 
     def close_stalest_incomplete(self) -> None:
         """Close the connection with the incomplete request that has not grown for longest, to free memory."""

@@ -52,13 +52,8 @@ static int hr_encode_items(hr_encoder *e, const hr_node *node, const hr_input *c
 }
 
 static int hr_encode_members(hr_encoder *e, const hr_node *node, const hr_input *column, int64_t row) {
-    int32_t i, chosen = -1;
-    if (!hr_is_null(column, row))
-        for (i = 0; i < node->child_count; i++) {
-            if (hr_is_null(&e->columns[e->nodes[node->children[i]].column], row)) continue;
-            if (chosen >= 0) return ERROR_MEMBERS;
-            chosen = node->children[i];
-        }
+    int32_t chosen = hr_chosen_member(e, node, column, row);
+    if (chosen == -2) return ERROR_MEMBERS;
     if (chosen >= 0) return hr_encode(e, chosen, row);
     if (node->size < 0) return ERROR_NULL;
     HR_TRY(hr_reserve(e, 10));

@@ -87,6 +87,13 @@ typedef struct { const uint8_t *data; int64_t size; int is_escaped; } hr_string;
 #define HR_ONES 0x0101010101010101ULL
 #define HR_HIGHS 0x8080808080808080ULL
 
+/* Return a bit for the first of eight bytes that is a quote, a backslash or a control character; those above it may be
+   wrong. 0 if there is none. */
+static inline uint64_t hr_special_bits(uint64_t word) {
+    uint64_t quote = word ^ (HR_ONES * '"'), slash = word ^ (HR_ONES * '\\');
+    return (((word - HR_ONES * 0x20) & ~word) | ((quote - HR_ONES) & ~quote) | ((slash - HR_ONES) & ~slash)) & HR_HIGHS;
+}
+
 /* Read a string whose quote is at `at`; it is UTF-8, and its escapes are not yet checked. */
 static int hr_scan_string(const uint8_t **at, const uint8_t *end, hr_string *string) {
     const uint8_t *p = *at + 1, *start = p;
@@ -94,12 +101,9 @@ static int hr_scan_string(const uint8_t **at, const uint8_t *end, hr_string *str
     string->is_escaped = 0;
     for (;;) {
         while (end - p >= 8) {
-            uint64_t word, quote, slash, special;
+            uint64_t word, special;
             memcpy(&word, p, 8);
-            quote = word ^ (HR_ONES * '"');
-            slash = word ^ (HR_ONES * '\\');
-            /* The lowest bit that is set is right; those above it may be wrong. */
-            special = (((word - HR_ONES * 0x20) & ~word) | ((quote - HR_ONES) & ~quote) | ((slash - HR_ONES) & ~slash)) & HR_HIGHS;
+            special = hr_special_bits(word);
             high |= word & HR_HIGHS;
             if (special) {
                 p += __builtin_ctzll(special) >> 3;

@@ -90,11 +90,9 @@ static int hr_encode_string(hr_encoder *e, const uint8_t *p, int64_t size) {
         const uint8_t *start = p;
         uint8_t c;
         while (end - p >= 8) {
-            uint64_t word, quote, slash, special;
+            uint64_t word, special;
             memcpy(&word, p, 8);
-            quote = word ^ (HR_ONES * '"');
-            slash = word ^ (HR_ONES * '\\');
-            special = (((word - HR_ONES * 0x20) & ~word) | ((quote - HR_ONES) & ~quote) | ((slash - HR_ONES) & ~slash)) & HR_HIGHS;
+            special = hr_special_bits(word);
             if (special) {
                 p += __builtin_ctzll(special) >> 3;
                 break;
@@ -197,13 +195,8 @@ static int hr_encode_items(hr_encoder *e, const hr_node *node, const hr_input *c
 }
 
 static int hr_encode_members(hr_encoder *e, const hr_node *node, const hr_input *column, int64_t row) {
-    int32_t i, chosen = -1;
-    if (!hr_is_null(column, row))
-        for (i = 0; i < node->child_count; i++) {
-            if (hr_is_null(&e->columns[e->nodes[node->children[i]].column], row)) continue;
-            if (chosen >= 0) return ERROR_MEMBERS;
-            chosen = node->children[i];
-        }
+    int32_t chosen = hr_chosen_member(e, node, column, row);
+    if (chosen == -2) return ERROR_MEMBERS;
     if (chosen >= 0) return hr_encode(e, chosen, row);
     return node->size ? hr_put_text(e, "null") : ERROR_NULL;
 }

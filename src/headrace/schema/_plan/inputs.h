@@ -48,6 +48,18 @@ static inline int hr_is_null(const hr_input *column, int64_t row) {
     return column->validity != NULL && !(column->validity[row >> 3] >> (row & 7) & 1);
 }
 
+/* Return the node of the member of a union that has a value: -1 if none has, -2 if several have. */
+static inline int32_t hr_chosen_member(const hr_encoder *e, const hr_node *node, const hr_input *column, int64_t row) {
+    int32_t i, chosen = -1;
+    if (hr_is_null(column, row)) return -1;
+    for (i = 0; i < node->child_count; i++) {
+        if (hr_is_null(&e->columns[e->nodes[node->children[i]].column], row)) continue;
+        if (chosen >= 0) return -2;
+        chosen = node->children[i];
+    }
+    return chosen;
+}
+
 /* Read an integer of any width; returns 1 if an unsigned one exceeds the range. */
 static int hr_read_integer(const hr_input *column, int64_t row, int64_t *value) {
     const uint8_t *p = column->data + (column->first + row) * column->width;

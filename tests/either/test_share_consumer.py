@@ -1,0 +1,144 @@
+"""headrace's share consumer, on the headrace broker and on Apache Kafka."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from headrace import AcknowledgeType, ConfigError, IllegalStateError, Producer, ShareConsumer, ShareRecord, WakeupError
+from headrace.client.admin import AdminClient
+from headrace.client.admin.configs import ConfigResource, ResourceKind
+from tests.support.topics import new_topic, unique
+from tests.support.waiting import eventually
+
+SECONDS_MAX = 30
+
+
+def prepare(broker, count, partitions=1):
+    """Return a topic with records, and a group that starts at its first record."""
+    topic, group = new_topic(broker, "share", partitions), unique("share-consumer")
+    with AdminClient(broker.bootstrap) as admin:
+        admin.alter_configs({ConfigResource(ResourceKind.GROUP, group): {"share.auto.offset.reset": "earliest"}})
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        for number in range(count):
+            producer.send(topic, str(number).encode(), partition=number % partitions)
+    return topic, group
+
+
+def read(consumer, count):
+    records: list[ShareRecord] = []
+    deadline = time.monotonic() + SECONDS_MAX
+    while len(records) < count:
+        assert time.monotonic() < deadline, f"timed out after {SECONDS_MAX} s with {len(records)} of {count} records"
+        records += consumer.poll(1.0)
+    return records
+
+
+def test_records_are_accepted_by_the_next_poll(either):
+    topic, group = prepare(either, 100, partitions=3)
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        records = read(consumer, 100)
+        assert sorted(int(record.value) for record in records) == list(range(100))
+        assert {record.delivery_count for record in records} == {1}
+        assert consumer.poll(0.3) == []
+        assert consumer.subscription() == {topic}
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        assert consumer.poll(1.0) == []
+
+
+def test_records_are_acknowledged_one_by_one(either):
+    topic, group = prepare(either, 6)
+    with ShareConsumer(
+        bootstrap_servers=either.bootstrap,
+        group_id=group,
+        share_acknowledgement_mode="explicit",
+        value_deserializer=lambda data: int(data),
+    ) as consumer:
+        consumer.subscribe([topic])
+        records = consumer.poll(0) or read(consumer, 6)
+        kinds = [AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT]
+        for record in records[:-1]:
+            consumer.acknowledge(record, kinds[record.value % 3])
+        with pytest.raises(IllegalStateError, match="1 records of the last poll are not acknowledged"):
+            consumer.poll(0)
+        consumer.acknowledge(records[-1])
+        with pytest.raises(IllegalStateError, match="acknowledged before"):
+            consumer.acknowledge(records[-1])
+        assert list(consumer.commit_sync().values()) == [None]
+        again = read(consumer, 2)
+        assert [(record.value, record.delivery_count) for record in again] == [(1, 2), (4, 2)]
+        for record in again:
+            consumer.acknowledge(record)
+        assert list(consumer.commit_sync().values()) == [None]
+
+
+def test_a_closed_consumer_releases_what_it_did_not_acknowledge(either):
+    topic, group = prepare(either, 4)
+    options = {"bootstrap.servers": either.bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
+    with ShareConsumer(options) as consumer:
+        consumer.subscribe([topic])
+        consumer.acknowledge(read(consumer, 4)[0])
+    with ShareConsumer(options) as consumer:
+        consumer.subscribe([topic])
+        records = read(consumer, 3)
+        assert [(int(record.value), record.delivery_count) for record in records] == [(1, 2), (2, 2), (3, 2)]
+        for record in records:
+            consumer.acknowledge(record)
+
+
+def test_two_consumers_share_one_partition(either):
+    topic, group = prepare(either, 0)
+    made = [ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group, max_poll_records=5) for _ in range(2)]
+    counts = [0, 0]
+    stopping = threading.Event()
+
+    def run(number):
+        made[number].subscribe([topic])
+        while not stopping.is_set():
+            counts[number] += len(made[number].poll(0.2))
+        made[number].close()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        with Producer(bootstrap_servers=either.bootstrap, linger_ms=0) as producer:
+
+            def send_some():
+                producer.send(topic, b"x").result(10)
+                return all(counts)
+
+            eventually("records for both", send_some)
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join(SECONDS_MAX)
+
+
+def test_wakeup_interrupts_a_poll(either):
+    topic, group = prepare(either, 0)
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        timer = threading.Timer(0.2, consumer.wakeup)
+        timer.start()
+        with pytest.raises(WakeupError):
+            consumer.poll(SECONDS_MAX)
+        timer.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "group.id is not set"),
+        ({"group.id": "g", "auto.offset.reset": "earliest"}, "set share.auto.offset.reset on the group"),
+        ({"group.id": "g", "enable.auto.commit": True}, "enable.auto.commit is not an option of share consumers"),
+        ({"group.id": "g", "share.acknowledgement.mode": "lazy"}, "implicit, explicit"),
+    ],
+)
+def test_options_that_share_groups_do_not_have_are_refused(options, text):
+    with pytest.raises(ConfigError, match=text):
+        ShareConsumer({"bootstrap.servers": "127.0.0.1:1", **options})
