@@ -18,7 +18,7 @@ IGNORED = (
     "admin/test_describe_operations.py",
     "integration_test.py",
 )
-# To be compared when the broker has share groups; twenty minutes on Apache Kafka.
+# Not compared yet: they take twenty minutes on Apache Kafka.
 NOT_YET = ("share_consumer",)
 RUN_SECONDS_MAX = 40 * 60
 
