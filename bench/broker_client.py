@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import socket
 import struct
 import time
@@ -61,9 +62,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int, partition: int = 0) -> dict[str, float]:
-    """Pipelined produce requests of one batch each, acks=all."""
-    batch = batch_of(batch_bytes)
+def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
     request = ProduceRequest(
         acks=-1,
         timeout_ms=30000,
@@ -73,7 +72,13 @@ def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int, part
             )
         ],
     )
-    frame = b"".join(encode_request(request, 9, 1, "bench"))
+    return b"".join(encode_request(request, 9, 1, "bench"))
+
+
+def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int, partition: int = 0) -> dict[str, float]:
+    """Pipelined produce requests of one batch each, acks=all."""
+    batch = batch_of(batch_bytes)
+    frame = produce_frame(topic, partition, batch)
     requests = max(50, total_bytes // len(batch))
     ahead = max(2, IN_FLIGHT_BYTES // len(frame))
     with connect(bootstrap) as connection:
@@ -89,6 +94,38 @@ def produce(bootstrap: str, topic: str, batch_bytes: int, total_bytes: int, part
             completed = received // response_bytes
         seconds = time.perf_counter() - started
     return {"requests_per_s": requests / seconds, "mb_per_s": requests * len(batch) / seconds / 1e6}
+
+
+def produce_on_many(
+    bootstrap: str, topic: str, batch_bytes: int, total_bytes: int, connections_count: int
+) -> dict[str, float]:
+    """The same on several connections, from one thread; the requests in flight are shared by the connections."""
+    batch = batch_of(batch_bytes)
+    frame = produce_frame(topic, 0, batch)
+    requests = max(50, total_bytes // len(batch))
+    ahead = max(2, IN_FLIGHT_BYTES // len(frame) // connections_count)
+    sockets = [connect(bootstrap) for _ in range(connections_count)]
+    for connection in sockets:
+        connection.sendall(frame)
+        response_bytes = len(read_frame(connection))
+    started = time.perf_counter()
+    received = dict.fromkeys(sockets, 0)
+    for connection in sockets:
+        connection.sendall(frame * ahead)
+    sent, completed = ahead * len(sockets), 0
+    while completed < requests:
+        for connection in select.select(sockets, [], [], SOCKET_SECONDS_MAX)[0]:
+            before = received[connection] // response_bytes
+            received[connection] += len(connection.recv(65536))
+            done = received[connection] // response_bytes - before
+            completed += done
+            count = min(done, max(0, requests - sent))
+            connection.sendall(frame * count)
+            sent += count
+    seconds = time.perf_counter() - started
+    for connection in sockets:
+        connection.close()
+    return {"requests_per_s": completed / seconds, "mb_per_s": completed * len(batch) / seconds / 1e6}
 
 
 def fetch(bootstrap: str, topic: str, total_bytes: int) -> dict[str, float]:
@@ -167,8 +204,12 @@ def main() -> None:
     parser.add_argument("--batch-bytes", type=int, default=16384)
     parser.add_argument("--total-bytes", type=int, default=1 << 29)
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--connections", type=int, default=1, help="to produce on")
     options = parser.parse_args()
-    if options.kind == "produce":
+    if options.kind == "produce" and options.connections > 1:
+        sizes = options.batch_bytes, options.total_bytes
+        figures = produce_on_many(options.bootstrap, options.topic, *sizes, options.connections)
+    elif options.kind == "produce":
         figures = produce(options.bootstrap, options.topic, options.batch_bytes, options.total_bytes, options.partition)
     elif options.kind == "fetch":
         figures = fetch(options.bootstrap, options.topic, options.total_bytes)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.consumer.aio import AsyncConsumer
     from headrace.consumer.consumer import Consumer
     from headrace.consumer.deserializers import Deserializer
+    from headrace.consumer.interceptors import ConsumerInterceptor
     from headrace.consumer.rebalances import RebalanceListener
     from headrace.consumer.results import OffsetAndTimestamp
     from headrace.consumer.share_consumer import ShareConsumer, ShareRecord
@@ -100,13 +101,13 @@ if TYPE_CHECKING:
     from headrace.producer.aio import AsyncProducer
     from headrace.producer.batch import ArrowDelivery, OffsetRange
     from headrace.producer.interceptors import ProducerInterceptor
-    from headrace.producer.metrics import Metric, MetricName, MetricsReporter
     from headrace.producer.mock import MockProducer
     from headrace.producer.partitioners import Partitioner
     from headrace.producer.producer import Producer
     from headrace.producer.records import ProducerRecord, RecordMetadata
     from headrace.producer.serializers import Serializer
     from headrace.schema.types import RegisteredSchema, Schema, SchemaFormat, SchemaReference
+    from headrace.telemetry.metrics import Metric, MetricName, MetricsReporter
     from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
     from headrace.wire.layout import ConsumerRecord
     from headrace.wire.sasl import Token
@@ -129,6 +130,7 @@ __all__ = [
     "ConfigError",
     "ConnectionFailedError",
     "Consumer",
+    "ConsumerInterceptor",
     "ConsumerOptions",
     "ConsumerRecord",
     "DeserializationError",
@@ -234,6 +236,7 @@ _MODULES = {
     "ShareRecord": "consumer.share_consumer",
     "ConsumerRecord": "wire.layout",
     "ConsumerOptions": "config.option_types",
+    "ConsumerInterceptor": "consumer.interceptors",
     "Deserializer": "consumer.deserializers",
     "OffsetAndMetadata": "types",
     "OffsetAndTimestamp": "consumer.results",
@@ -243,9 +246,9 @@ _MODULES = {
     "AsyncProducer": "producer.aio",
     "Cluster": "client.metadata",
     "GroupMetadata": "types",
-    "Metric": "producer.metrics",
-    "MetricName": "producer.metrics",
-    "MetricsReporter": "producer.metrics",
+    "Metric": "telemetry.metrics",
+    "MetricName": "telemetry.metrics",
+    "MetricsReporter": "telemetry.metrics",
     "MockProducer": "producer.mock",
     "OffsetRange": "producer.batch",
     "PartitionInfo": "client.metadata",

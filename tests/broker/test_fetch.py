@@ -278,14 +278,6 @@ def test_a_topic_that_is_compressed_with_zstd_is_not_for_clients_before_version_
         assert (part.error_code, values(part)) == (0, [b"packed"])
 
 
-def test_clients_get_no_fetch_session(connection, topic):
-    begun = connection.call(fetch_request((topic, 0, 0), session_id=0, session_epoch=0), 12)
-    assert (begun.error_code, begun.session_id) == (0, 0)
-    assert rows(begun)
-    unknown = connection.call(fetch_request((topic, 0, 0), session_id=77, session_epoch=3), 12)
-    assert unknown.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
-
-
 def test_fetching_as_an_unknown_replica_is_rejected(connection, topic):
     connection.produce(topic, batch(b"x"))
     request = fetch_request((topic, 0, 0))

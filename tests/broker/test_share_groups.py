@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace import Producer
+from headrace import Producer, ShareConsumer, ShareRecord
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
@@ -20,6 +21,7 @@ from tests.support.share_member import ACCEPT, REJECT, RELEASE, RENEW, ShareMemb
 from tests.support.topics import unique
 
 LOCK_MS = 1_000
+SECONDS_MAX = 20
 OPTIONS = {
     "group.share.record.lock.duration.ms": LOCK_MS,
     "group.share.min.record.lock.duration.ms": LOCK_MS,
@@ -181,6 +183,36 @@ def test_state_survives_a_killed_broker(tmp_path: Path):
         again = member.fetch_until(6)
         assert sorted(values(again)) == [3, 4, 6, 7, 8, 9]
         assert {int(row.value): row.deliveries for row in again}[7] == 2
+
+
+def test_aborted_records_are_not_delivered_with_read_committed(share_broker):
+    topic, group = share_broker.create_topic(unique("share"), 1), unique("share-group")
+    options = {"share.auto.offset.reset": "earliest", "share.isolation.level": "read_committed"}
+    with AdminClient(share_broker.bootstrap) as admin:
+        admin.alter_configs({ConfigResource(ResourceKind.GROUP, group): options})
+    with Producer(bootstrap_servers=share_broker.bootstrap, transactional_id=unique("share")) as producer:
+        producer.init_transactions()
+        for number in range(6):
+            producer.begin_transaction()
+            producer.send(topic, str(number).encode())
+            (producer.abort_transaction if number % 2 else producer.commit_transaction)()
+        producer.begin_transaction()
+        producer.send(topic, b"6")
+        producer.flush()
+        with ShareConsumer(bootstrap_servers=share_broker.bootstrap, group_id=group) as consumer:
+            consumer.subscribe([topic])
+            records: list[ShareRecord] = []
+            deadline = time.monotonic() + SECONDS_MAX
+            while len(records) < 3:
+                assert time.monotonic() < deadline, records
+                records += consumer.poll(1.0)
+            assert [int(record.value) for record in records] == [0, 2, 4]
+            assert consumer.poll(0.3) == []  # the last transaction is open
+            producer.commit_transaction()
+            assert [int(record.value) for record in consumer.poll(SECONDS_MAX)] == [6]
+            consumer.commit_sync()
+        member = ShareMember(share_broker.bootstrap, group, topic).join()
+        assert offsets_of(member).lag == 0
 
 
 def test_a_share_group_refuses_other_protocols(share_broker):

@@ -35,7 +35,7 @@ QUICK_GROUPS: dict[str, object] = {
     "group.consumer.min.session.timeout.ms": 1000,
     "group.consumer.session.timeout.ms": 4000,
     "group.consumer.assignment.interval.ms": 0,
-    "group.consumer.max.size": 6,
+    "group.consumer.max.size": 12,
     "group.min.session.timeout.ms": 1000,
     "group.initial.rebalance.delay.ms": 0,
     "auto.create.topics.enable": "false",

@@ -294,7 +294,7 @@ def test_memory_is_bounded_while_the_application_does_not_poll(either, paused):
 
 
 @pytest.mark.behaviour("C05")
-def test_an_incremental_fetch_names_what_has_changed_only(kafka, monkeypatch):
+def test_an_incremental_fetch_names_what_has_changed_only(either, monkeypatch):
     requests = []
     send = NetworkClient.send
 
@@ -304,14 +304,14 @@ def test_an_incremental_fetch_names_what_has_changed_only(kafka, monkeypatch):
         send(self, node_id, request, now)
 
     monkeypatch.setattr(NetworkClient, "send", spy)
-    topic = fill(kafka, 0, 3)
-    with open_consumer(kafka, fetch_max_wait_ms=50) as consumer:
+    topic = fill(either, 0, 3)
+    with open_consumer(either, fetch_max_wait_ms=50) as consumer:
         consumer.assign([TopicPartition(topic, i) for i in range(3)])
         for i in range(3):
             consumer.position(TopicPartition(topic, i))
         consumer.poll(0.3)
         idle = len(requests)
-        with Producer(bootstrap_servers=kafka.bootstrap) as producer:
+        with Producer(bootstrap_servers=either.bootstrap) as producer:
             producer.send(topic, b"v", partition=1)
         read(consumer, 1)
         consumer.poll(0.3)

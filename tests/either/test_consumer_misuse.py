@@ -23,6 +23,7 @@ from headrace import (
     TimedOutError,
     TopicPartition,
 )
+from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
@@ -280,3 +281,23 @@ def test_an_unreachable_cluster_is_named_when_a_call_times_out():
         consumer.assign([ZERO])
         with pytest.raises(TimedOutError, match="refused"):
             consumer.committed([ZERO], 1)
+
+
+@pytest.mark.behaviour("C10")
+def test_a_consumer_survives_an_outage_that_is_longer_than_its_timeouts():
+    with EmbeddedBroker() as broker:
+        topic = broker.create_topic("outage")
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            producer.send(topic, b"before").result(SECONDS_MAX)
+        with open_consumer(
+            broker, group_id="outage", default_api_timeout_ms=500, request_timeout_ms=400, reconnect_backoff_max_ms=100
+        ) as consumer:
+            broker.kill()
+            consumer.assign([TopicPartition(topic, 0)])
+            deadline = time.monotonic() + 2
+            while time.monotonic() < deadline:
+                assert consumer.poll(0.1) == []
+            with pytest.raises(TimedOutError, match="the position of outage-0 is unknown after 1 s"):
+                consumer.position(TopicPartition(topic, 0), 1)
+            broker.start()
+            poll_until(consumer, lambda: consumer.positions().get(TopicPartition(topic, 0)) == 1)

@@ -360,3 +360,29 @@ def test_java_reads_with_the_consumer_protocol_and_its_tools_show_the_group(eith
     events = [json.loads(line) for line in read.lines]
     assert sum(event["count"] for event in events if event["name"] == "records_consumed") == 5
     assert "successful" in groups("--delete").out
+
+
+def test_client_metrics_command_changes_lists_and_deletes_subscriptions(either, java_client):
+    name = unique("subscription")
+
+    def command(*args):
+        return java_client.tool("ClientMetricsCommand", "--bootstrap-server", either.bootstrap, *args)
+
+    command("--alter", "--name", name, "--metrics", "org.apache.kafka.producer.", "--interval", 30_000)
+    eventually("the subscription", lambda: name in command("--list").lines)
+    command("--alter", "--name", name, "--match", "client_id=app-.*")
+
+    def values():
+        lines = command("--describe", "--name", name).lines
+        return {key: value for key, _, value in (line.strip().partition("=") for line in lines[1:])}
+
+    expected = {"interval.ms": "30000", "match": "client_id=app-.*", "metrics": "org.apache.kafka.producer."}
+    eventually("all options", lambda: expected.items() <= values().items())
+    invalid = java_client.tool(
+        *("ClientMetricsCommand", "--bootstrap-server", either.bootstrap),
+        *("--alter", "--name", name, "--match", "bogus=1"),
+        may_fail=True,
+    )
+    assert "bogus" in invalid.out + invalid.err
+    command("--delete", "--name", name)
+    eventually("no subscription", lambda: name not in command("--list").lines)

@@ -200,11 +200,16 @@ def test_an_unknown_id_is_requested_again_only_after_a_while(registry, server, i
 
 
 def test_a_topic_full_of_unknown_ids_does_not_flood_the_registry(registry, server, ids):
-    values = binary(*(framing.encode_id(1_000 + number) for number in range(3 * UNKNOWN_PER_BATCH_MAX)))
+    decoder = SchemaDecoder(registry, settings(reader=Schema(json.dumps(V1))))
+    decoder.decode("orders", binary(order(1, ids[0])))
+    unknown = [framing.encode_id(1_000 + number) for number in range(3 * UNKNOWN_PER_BATCH_MAX)]
     before = len(server.requests)
-    with pytest.raises(errors.SchemaError, match=r"more than 1,000 unknown schema ids in a batch of topic 'orders'"):
-        SchemaDecoder(registry, settings(reader=Schema(json.dumps(V1)))).decode("orders", values)
+    column, row_errors = decoder.decode("orders", binary(*unknown, order(2, ids[0])))
     assert len(server.requests) - before == UNKNOWN_PER_BATCH_MAX
+    assert column[-1]["id"].as_py() == 2  # its schema was known
+    assert [error.row for error in row_errors] == [*range(len(unknown))]
+    assert {error.cause for error in row_errors} == {RowCause.UNKNOWN_SCHEMA}
+    assert "not requested, after 1,000 unknown schema ids in a batch of topic 'orders'" in row_errors[-1].text
 
 
 def test_known_schemas_need_no_registry(registry, server, ids):

@@ -49,6 +49,7 @@ FAULT_SECONDS = (0.2, 2 * SESSION_MS / 1000)
 """Some pauses are longer than the session: the worker is then a zombie."""
 CATCH_UP_SECONDS_MAX = 120
 LOOK_SECONDS = 0.1
+BEFORE_SECONDS = 12
 REASONS_MAX, REASON_CHARS_MAX = 12, 160
 
 
@@ -61,8 +62,8 @@ class Workers(threading.Thread):
         self.faults: Counter[str] = Counter()
         self.copied_records = 0
         self.transactions = 0
-        self.aborted: Counter[str] = Counter()  # By reason, as the next.
-        self.failed: Counter[str] = Counter()
+        self.aborted: Counter[str] = Counter()  # By reason.
+        self.failed: list[tuple[float, str]] = []  # When, and why.
         self.starts = 0
         self._copying = copying
         self._cluster = cluster
@@ -113,7 +114,7 @@ class Workers(threading.Thread):
             elif word == "aborted":
                 self.aborted[rest] += 1
             elif word == "failed":
-                self.failed[rest] += 1
+                self.failed.append((time.monotonic(), rest))
 
     def calm(self) -> None:
         """Inject no more faults; the workers go on."""
@@ -192,12 +193,22 @@ class CopyRun:
             *(f"error: {error}" for error in self.errors),
             f"transactions aborted: {workers.aborted.total()} times",
             *_listed(workers.aborted),
-            f"workers ended with an error: {workers.failed.total()} times",
-            *_listed(workers.failed),
+            f"workers ended with an error: {len(workers.failed)} times",
+            *(
+                f"  {reason[:REASON_CHARS_MAX]}; before: {self._before(at)}"
+                for at, reason in workers.failed[:REASONS_MAX]
+            ),
             f"check: {report(self.faults)}",
             f"files: {self.folder}",
         ]
         return "\n".join(lines)
+
+    def _before(self, at: float) -> str:
+        """Return the faults of brokers in the seconds before a failure of a worker, with their durations."""
+        recent = [i for i in self.broker_faults if at - BEFORE_SECONDS < i.at < at]
+        return (
+            ", ".join(f"{i.fault} of {i.broker} at {i.at - at:.1f} s for {i.seconds:.1f} s" for i in recent) or "none"
+        )
 
 
 def _listed(reasons: Counter[str]) -> Iterator[str]:

@@ -17,6 +17,7 @@ PREFIX = b"copy of "
 POLL_SECONDS = 0.2
 RECORDS_MAX = 50
 REQUEST_MS = 3_000
+HEARTBEAT_MS = 300
 BLOCK_MS = 10_000
 TRANSACTION_MS = 20_000
 
@@ -70,7 +71,9 @@ def work(arguments: argparse.Namespace, producer: Producer, consumer: Consumer) 
 
 def main() -> int:
     arguments = parse()
-    session = {} if arguments.protocol == "consumer" else {"session.timeout.ms": arguments.session_ms}
+    session = {"session.timeout.ms": arguments.session_ms, "heartbeat.interval.ms": HEARTBEAT_MS}
+    if arguments.protocol == "consumer":  # the broker sets them
+        session = {}
     try:
         with (
             Producer(
@@ -92,7 +95,6 @@ def main() -> int:
                     "enable.auto.commit": False,
                     "auto.offset.reset": "earliest",
                     "isolation.level": "read_committed",
-                    "heartbeat.interval.ms": 300,
                     "request.timeout.ms": REQUEST_MS,
                     "default.api.timeout.ms": BLOCK_MS,
                     "max.poll.records": RECORDS_MAX,

@@ -116,7 +116,7 @@ class GroupRig:
         config = BROKER_OPTIONS.resolve(("argument", self.options))
         self.share_states = FakeShareStates()
         self.groups = GroupCoordinator(
-            self.internal, self.clock, config, self.catalog, self.transactions, share_states=self.share_states
+            self.internal, self.clock, config, self.catalog, self.transactions, share_states=lambda: self.share_states
         )
 
     async def __aenter__(self) -> Self:

@@ -202,6 +202,10 @@ def test_a_broker_that_fetched_while_fenced_joins_when_unfenced(tmp_path):
 # -- fetch sessions of followers
 
 
+def log_end(partition):
+    return partition.log.end_offset
+
+
 def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path):
     async def test(rig):
         session = FollowerSessions().find(2, 0, 0)
@@ -210,18 +214,18 @@ def test_a_session_returns_each_change_once_and_marked_partitions_again(tmp_path
         due = session.due([partition_id])
         assert [*due] == [partition_id]
         quiet = Read(b"", 0, 0, 0)
-        assert len(session.unreported(due, [quiet])) == 1  # the high watermark was not known
+        assert len(session.unreported(due, [quiet], log_end)) == 1  # the high watermark was not known
         assert session.due([]) == {}
-        assert session.unreported(due, [quiet]) == []
+        assert session.unreported(due, [quiet], log_end) == []
         rig.write()
         assert [*session.due([])] == [partition_id]
         # It did not fit into the response: it stays marked.
-        assert session.unreported(due, [quiet]) == []
+        assert session.unreported(due, [quiet], log_end) == []
         assert [*session.due([])] == [partition_id]
         session.forget(partition_id)
         rig.write()
         assert session.due([]) == {}
-        assert rig.partition.follower_sessions == []
+        assert not rig.partition.follower_sessions
 
     run(tmp_path, test)
 
@@ -234,7 +238,7 @@ def test_records_complete_a_waiting_fetch_but_the_high_watermark_does_not(tmp_pa
         session.due([partition_id])
         waiting = asyncio.create_task(session.wait(rig.clock, 500))
         await rig.clock.run()
-        session.mark_for_next(rig.partition.key)
+        session.mark_for_next(partition_id)
         await rig.clock.run(10)
         assert not waiting.done()
         rig.write()

@@ -108,7 +108,8 @@ def test_offset_records_of_all_versions_are_decoded(version):
 
 
 def test_records_of_other_group_types_are_skipped():
-    assert decoded(records.KeyValue(struct.pack(">h", 11) + string("g"), b"\0\0")) is None
+    streams_group_metadata = 17
+    assert decoded(records.KeyValue(struct.pack(">h", streams_group_metadata) + string("g"), b"\0\0")) is None
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\0", b"\0\1", b"\0\1\0\5ab", b"\0\2\0"])

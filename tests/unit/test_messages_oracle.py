@@ -234,8 +234,8 @@ KAFKA_PYTHON_CLASSES = {
 }
 
 
-UNKNOWN_TO_KAFKA_PYTHON = {38, 39, 40, 41, 64, 68, 69, 76, 77, 78, 79, 83, 84, 85, 86, 87, 90, 91, 92}
-"""Delegation tokens, UnregisterBroker, ConsumerGroupHeartbeat, ConsumerGroupDescribe, share groups."""
+UNKNOWN_TO_KAFKA_PYTHON = {38, 39, 40, 41, 64, 68, 69, 71, 72, 76, 77, 78, 79, 83, 84, 85, 86, 87, 90, 91, 92}
+"""Delegation tokens, UnregisterBroker, ConsumerGroupHeartbeat, ConsumerGroupDescribe, telemetry, share groups."""
 
 
 def kafka_python_class(key, side):

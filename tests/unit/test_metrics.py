@@ -12,8 +12,9 @@ import pytest
 
 from headrace.config.sampling import Samples
 from headrace.errors import ConfigError
-from headrace.producer.metrics import MetricName, MetricsReporter, ProducerMetrics
-from headrace.producer.reporters import LoggingReporter, PrometheusReporter
+from headrace.producer.metrics import ProducerMetrics
+from headrace.telemetry.metrics import MetricName, MetricsReporter
+from headrace.telemetry.reporters import LoggingReporter, PrometheusReporter
 
 
 def words(text):

@@ -27,6 +27,7 @@ NAMES = {
     "ConfigError",
     "ConnectionFailedError",
     "Consumer",
+    "ConsumerInterceptor",
     "ConsumerOptions",
     "ConsumerRecord",
     "DeserializationError",

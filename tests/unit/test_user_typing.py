@@ -30,8 +30,11 @@ RIGHT = """
 from pathlib import Path
 from typing import Any, Unpack, reveal_type
 
-from headrace import AsyncProducer, GroupMetadata, MockProducer, Producer, ProducerOptions, ProducerRecord
-from headrace import RecordFuture, RecordMetadata
+from collections.abc import Mapping, Sequence
+
+from headrace import AsyncConsumer, AsyncProducer, Consumer, ConsumerInterceptor, ConsumerRecord, GroupMetadata
+from headrace import MockProducer, OffsetAndMetadata, Producer, ProducerOptions, ProducerRecord
+from headrace import RecordFuture, RecordMetadata, TopicPartition
 from headrace.broker import EmbeddedBroker, EmbeddedCluster
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.legacy import Producer as LegacyProducer
@@ -90,6 +93,37 @@ def mock() -> RecordFuture:
     return producer.send("topic", b"value")
 
 
+class Audit(ConsumerInterceptor):
+    def on_consume(self, records: Sequence[ConsumerRecord]) -> Sequence[ConsumerRecord]:
+        return records[:1]
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        print(offsets[TopicPartition("topic", 0)].offset)
+
+
+def consume() -> None:
+    with Consumer(
+        bootstrap_servers="a:9092",
+        group_id="g",
+        value_deserializer="avro",
+        on_bad_record="null",
+        interceptor_classes=[Audit()],
+        metric_reporters="prometheus",
+    ) as consumer:
+        consumer.subscribe(["topic"])
+        reveal_type(consumer.poll(1)[0])  # ConsumerRecord
+        for name, value in consumer.metrics().items():
+            reveal_type(name.group)  # str
+            reveal_type(value)  # float | str
+        reveal_type(consumer.lag(TopicPartition("topic", 0)))  # int | None
+        reveal_type(consumer.committed([TopicPartition("topic", 0)]).popitem()[1])  # OffsetAndMetadata
+
+
+async def consume_async(consumer: AsyncConsumer) -> None:
+    reveal_type((await consumer.poll(1))[0])  # ConsumerRecord
+    consumer.metrics()
+
+
 def brokers() -> None:
     broker = EmbeddedBroker(num_partitions=3, in_process=True).start()
     with AdminClient(broker.bootstrap, timeout_ms=5) as admin:
@@ -99,7 +133,7 @@ def brokers() -> None:
 """
 
 WRONG = """
-from headrace import AsyncProducer, MockProducer, Producer, RecordMetadata
+from headrace import AsyncProducer, Consumer, ConsumerInterceptor, MockProducer, Producer, RecordMetadata
 from headrace.broker import EmbeddedBroker
 from headrace.client.admin import AdminClient
 from headrace.legacy import Producer as LegacyProducer
@@ -121,6 +155,15 @@ EmbeddedBroker(num_partitons=3)  # error
 AdminClient("a:9092", timeout=5)  # error
 AdminClient("a:9092", timeout_ms="5")  # error
 LegacyProducer(metadata_brokers_list="a:9092")  # error
+Consumer(group="g")  # error
+Consumer(max_poll_records=[1])  # error
+Consumer(bootstrap_servers="a:9092").poll(timeout="1")  # error
+Consumer(bootstrap_servers="a:9092").metrics().name  # error
+
+
+class Audit(ConsumerInterceptor):
+    def on_commit(self, offsets: int) -> None: ...  # error
+
 
 producer = Producer(bootstrap_servers="a:9092")
 producer.send(b"topic")  # error

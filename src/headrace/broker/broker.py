@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from headrace.broker.catalog.cluster import NO_EPOCH
 from headrace.broker.catalog.configs import BROKER, TOPIC
 from headrace.broker.catalog.journal import DamagedJournalError
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE
+from headrace.broker.client_metrics.instances import ClientInstances
 from headrace.broker.clock import LoopClock, TimerClock
 from headrace.broker.configs import Configurations
 from headrace.broker.faults import Faults
@@ -42,9 +44,6 @@ from headrace.broker.security.authorizer import Authorizer, create_authorizer
 from headrace.broker.server.limits import ConnectionLimits
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
-from headrace.broker.share.coordinator import ShareCoordinator
-from headrace.broker.share.manager import SharePartitionManager
-from headrace.broker.share.state_store import ShareStateStore
 from headrace.broker.tasks import on_loop_error
 from headrace.broker.topic_manager import TopicManager
 from headrace.broker.transactions.coordinator import TransactionCoordinator
@@ -54,7 +53,10 @@ from headrace.wire.schema import ZERO_UUID
 if TYPE_CHECKING:
     from headrace.broker.cluster.controller import Controller
     from headrace.broker.cluster.role import ClusterRole
+    from headrace.broker.context import Session
     from headrace.broker.partition import Partition
+    from headrace.broker.share.coordinator import ShareCoordinator
+    from headrace.broker.share.parts import ShareParts
     from headrace.config import Config
 
 log = logging.getLogger("headrace.broker")
@@ -79,12 +81,10 @@ class Broker:
     internal: InternalTopics
     transactions: TransactionCoordinator
     groups: GroupCoordinator
-    share_coordinator: ShareCoordinator
-    share_states: ShareStateStore
-    share_partitions: SharePartitionManager
     authorizer: Authorizer
     authenticator: Authenticator
     quotas: QuotaManager
+    client_instances: ClientInstances
     server: Server
 
     def __init__(self, config: Config, clock: TimerClock | None = None) -> None:
@@ -135,22 +135,23 @@ class Broker:
         self.authenticator = Authenticator(config, self.catalog.users, clock)
         self.authorizer = create_authorizer(config, self.catalog.acls)
         self.quotas = QuotaManager(self.catalog.quotas, clock, config)
-        lag_ms_max = config.of(int, "replica.lag.time.max.ms")
+        self.client_instances = ClientInstances(self.catalog.configs, clock)
         self.replicas = ReplicaManager(
-            self.node_id, self.logs, self.catalog, clock, self.log_config, lag_ms_max=lag_ms_max
+            self.node_id,
+            self.logs,
+            self.catalog,
+            clock,
+            self.log_config,
+            lag_ms_max=config.of(int, "replica.lag.time.max.ms"),
+            fetch_session_slots=config.of(int, "max.incremental.fetch.session.cache.slots"),
         )
         own_id = self.node_id if self.has_partitions else None
         self.topic_manager = TopicManager(self.catalog, own_id, config, self.logs.strays)
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_manager, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
-        self.share_coordinator = ShareCoordinator(self.internal, self.catalog.topics, clock, config)
-        self._started.push_async_callback(self.share_coordinator.stop)
-        self.share_states = ShareStateStore(self.share_coordinator, self.catalog.topics, self.node_id)
-        self.share_partitions = SharePartitionManager(self.replicas, self.catalog, self.share_states, clock, config)
-        self._started.push_async_callback(self.share_partitions.stop)
         self.groups = GroupCoordinator(
-            self.internal, clock, config, self.catalog, self.transactions, share_states=self.share_states
+            self.internal, clock, config, self.catalog, self.transactions, share_states=lambda: self.share.states
         )
         self.replicas.marker_listener = self.groups.complete_transaction
         self._note_lost_transactions()  # before anything that can fail: a stop checkpoints the logs as they are now
@@ -159,7 +160,7 @@ class Broker:
         self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
         self.logs.start()
-        self.replicas.leadership_listeners += [self._coordinate, self.share_partitions.leadership_changed]
+        self.replicas.leadership_listeners.append(self._coordinate)
         for partition in self.replicas.partitions():
             self._coordinate(partition)
         if self.cluster is not None:
@@ -171,7 +172,7 @@ class Broker:
         for listener in self.listeners:
             self.authenticator.prepare(listener)
         self.server = Server(self, self.listeners)
-        self.server.disconnected_listeners.append(self.share_partitions.disconnected)
+        self.server.disconnected_listeners.append(self._on_disconnected)
         self._started.callback(self.checking_threads.shutdown, wait=False, cancel_futures=True)
         self._started.push_async_callback(self.server.stop)
         self._started.push_async_callback(self.groups.stop)  # before the server, which waits for pending requests
@@ -300,7 +301,8 @@ class Broker:
             self.groups.consumer_settings.note_topics_changed()
         if event["kind"] == "topic-deleted":
             self.groups.topic_deleted(event["name"])
-            self.share_coordinator.topic_deleted(bytes.fromhex(event["id"]))
+            if self._has_share_groups:
+                self.share.coordinator.topic_deleted(bytes.fromhex(event["id"]))
         if event["kind"] == "config" and event["resource"] == BROKER:
             self._reconfigure()
 
@@ -314,6 +316,24 @@ class Broker:
         except ConfigError as error:  # checked before, but a name may no longer have an address
             log.warning("limits on connections not changed: %s", error)
 
+    @cached_property
+    def share(self) -> ShareParts:
+        """The parts for share groups, made on first use."""
+        from headrace.broker.share.parts import make_parts  # not for brokers without share groups: start-up time
+
+        parts = make_parts(self)
+        self._started.push_async_callback(parts.coordinator.stop)
+        self._started.push_async_callback(parts.partitions.stop)
+        return parts
+
+    @property
+    def _has_share_groups(self) -> bool:
+        return "share" in vars(self)
+
+    def _on_disconnected(self, session: Session) -> None:
+        if self._has_share_groups:
+            self.share.partitions.disconnected(session)
+
     def _coordinate(self, partition: Partition) -> None:
         """Load or unload the coordinator of an internal partition when its leader changes."""
         coordinator: TransactionCoordinator | GroupCoordinator | ShareCoordinator
@@ -322,8 +342,10 @@ class Broker:
         elif partition.topic == CONSUMER_OFFSETS:
             coordinator = self.groups
         elif partition.topic == SHARE_GROUP_STATE:
-            coordinator = self.share_coordinator
+            coordinator = self.share.coordinator
         else:
+            if self._has_share_groups:
+                self.share.partitions.leadership_changed(partition)
             return
         coordinator.unload(partition.index)  # its state may be of an older epoch
         if partition.is_leader:

@@ -9,6 +9,7 @@ Kafka's too, except for these; their docs give the reason:
     *.num.partitions of the internal topics       8 instead of 50; one replica instead of three
     broker.heartbeat.interval.ms, its session     500 and 6000 instead of 2000 and 9000, for faster fail-over
     headrace.controller                           headrace only; Kafka has a quorum of controllers
+    headrace.metrics.listener                     headrace only; Kafka has plugins for metrics
     headrace.schema.registry.*                    headrace only; Confluent's is a server of its own
     *.max.decompressed.bytes, *.compression.ratio headrace only, against zip bombs
     ssl.*store.type                               PEM, the only format that OpenSSL reads

@@ -1,8 +1,9 @@
-"""The current options of topics, brokers and groups, and the source of each value.
+"""The current options of topics, brokers, groups and client metrics, and the source of each value.
 
     topic    set on the topic > on this broker > on all brokers > in its configuration > default
     broker                      on this broker > on all brokers > in its configuration > default
     group    set on the group > the broker's option of the same meaning (group_options.py)
+    client metrics              set on the subscription > default (client_metrics/options.py)
 
 "Set on" means by AlterConfigs, kept in the catalog. A topic option may have several names on a broker, in different
 units (log.retention.ms, .minutes, .hours): the first that is set counts. `handlers/configs.py` changes them.
@@ -16,7 +17,8 @@ from typing import NamedTuple
 
 from headrace.broker.broker_options import BROKER_OPTIONS
 from headrace.broker.catalog import Catalog
-from headrace.broker.catalog.configs import BROKER, GROUP, TOPIC
+from headrace.broker.catalog.configs import BROKER, CLIENT_METRICS, GROUP, TOPIC
+from headrace.broker.client_metrics.options import CLIENT_METRICS_OPTIONS, Subscription
 from headrace.broker.group_options import GROUP_OPTIONS, broker_synonym, check_group_values
 from headrace.broker.log.config import LogConfig
 from headrace.broker.server import limits
@@ -44,6 +46,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
+    DYNAMIC_CLIENT_METRICS = 7
     DYNAMIC_GROUP = 8
 
 
@@ -193,6 +196,16 @@ class Configurations:
                 others = self._synonyms((synonym,))
             yield Entry(option, value, (*first, *others), read_only=False)
 
+    def of_client_metrics(self, name: str) -> Iterator[Entry]:
+        """Yield the options of a client metrics subscription, which need not exist."""
+        own = self._catalog.configs.of(CLIENT_METRICS, name)
+        for option in CLIENT_METRICS_OPTIONS.values():
+            default = option.show(option.default)
+            value = own.get(option.name, default)
+            first = (Synonym(option.name, value, ConfigSource.DYNAMIC_CLIENT_METRICS),) if option.name in own else ()
+            synonyms = (*first, Synonym(option.name, default, ConfigSource.DEFAULT))
+            yield Entry(option, value, synonyms, read_only=False)
+
     def of_broker(self, name: str) -> Iterator[Entry]:
         """Yield all options of this broker; if the name is empty, those set for all brokers."""
         self.check_broker(name)
@@ -221,6 +234,8 @@ class Configurations:
         if resource == ResourceType.GROUP:
             synonym = broker_synonym(option.name)
             return option.show(option.default if synonym is None else self._static[synonym])
+        if resource == ResourceType.CLIENT_METRICS:
+            return option.show(option.default)
         return option.show(self._static[option.name])
 
     def _for_all_brokers(self) -> Mapping[str, str]:
@@ -262,6 +277,7 @@ OPTIONS: dict[ResourceType, Options] = {
     ResourceType.TOPIC: TOPIC_OPTIONS,
     ResourceType.BROKER: BROKER_OPTIONS,
     ResourceType.GROUP: GROUP_OPTIONS,
+    ResourceType.CLIENT_METRICS: CLIENT_METRICS_OPTIONS,
 }
 """The options of each type of resource."""
 
@@ -287,6 +303,8 @@ def check_values(resource: ResourceType, values: Mapping[str, str | None], broke
             LogConfig.resolve(given, broker)
         elif resource == ResourceType.GROUP:
             check_group_values(given, broker)
+        elif resource == ResourceType.CLIENT_METRICS:
+            Subscription.of(given)
         elif limits.OPTIONS & given.keys():
             limits.ConnectionLimits.of(broker.derived({name: options[name].parse(given[name]) for name in given}))
     except ConfigError as error:

@@ -18,6 +18,9 @@ class Session:
     host: str  # the client's IP address
     listener: str  # name: PLAINTEXT, SSL, …
     principal: str = ANONYMOUS
+    port: int = 0  # the client's
+    software_name: str = ""  # from ApiVersions
+    software_version: str = ""
 
 
 class Context(NamedTuple):

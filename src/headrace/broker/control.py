@@ -46,12 +46,10 @@ class RunningBroker:
     data_dir: str
     control: str  # the path of the control socket
     schema_registry: str | None = None  # the URL of the schema registry
+    metrics: str | None = None  # the URL of the metrics
 
     def to_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        if self.schema_registry is None:
-            del fields["schema_registry"]
-        return fields
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class ControlServer:

@@ -21,6 +21,8 @@ from headrace.wire.primitives import Buffer
 if TYPE_CHECKING:
     from headrace.broker.log import AbortedRange
 
+NO_REPLICA = -1
+
 
 @dataclass(slots=True)
 class PartitionFetch:
@@ -33,8 +35,9 @@ class PartitionFetch:
     last_fetched_epoch: int = -1
     start_offset: int = -1  # of the follower's log
     partition: Partition | None = None  # None: not authorized or unknown
-    preferred_replica: int = -1  # a replica nearer to the client; -1: none
+    preferred_replica: int = NO_REPLICA  # nearer to the client than this one
     error: BrokerError | None = None
+    size_bytes: int = 0  # of the log when it was read last
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class Read:
     start_offset: int = -1
     aborted: Sequence[AbortedRange] | None = None
     diverging: tuple[int, int] | None = None  # the last common epoch and its end offset
-    preferred_replica: int = -1
+    preferred_replica: int = NO_REPLICA
     error_code: int = Code.NONE
 
 
@@ -112,8 +115,9 @@ def _read(fetch: PartitionFetch, limits: FetchLimits, left: int, *, at_least_one
             raise BrokerError(
                 f"broker {partition.leader} is the leader of {partition.key}", code=Code.NOT_LEADER_OR_FOLLOWER
             )
-        partition.check_epoch(fetch.leader_epoch)
         log = partition.log
+        fetch.size_bytes = log.size_bytes
+        partition.check_epoch(fetch.leader_epoch)
         if fetch.last_fetched_epoch >= 0:
             diverging = _diverging(partition, fetch)
             if diverging is not None:

@@ -18,6 +18,7 @@ from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.follower_sessions import FollowerSession
+    from headrace.broker.fetch_sessions import ClientSession, SessionKey
     from headrace.broker.log import Log
 
 UNKNOWN_OFFSET = -1
@@ -67,6 +68,7 @@ class Partition:
     __slots__ = (
         "_awaited",
         "_env",
+        "client_sessions",
         "epoch_start",
         "follower_sessions",
         "followers",
@@ -98,7 +100,9 @@ class Partition:
         self.epoch_start = 0  # the end of the log at the start of this leader epoch
         self.is_deleted = False  # waiting requests may still hold a deleted partition
         self.followers: dict[int, Follower] = {}  # the other replicas, if this broker leads
-        self.follower_sessions: list[FollowerSession] = []  # fetch sessions that contain it
+        # Fetch sessions that contain it, and its key in them.
+        self.follower_sessions: dict[FollowerSession, SessionKey] = {}
+        self.client_sessions: dict[ClientSession, SessionKey] = {}
         self._awaited: tuple[Follower, ...] = ()  # those that the high watermark always waits for
         self._env = env
         self.apply_registration(registration)

@@ -20,6 +20,7 @@ from headrace.broker.catalog import Catalog, Event
 from headrace.broker.catalog.configs import TOPIC
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, Topic
 from headrace.broker.clock import TimerClock
+from headrace.broker.fetch_sessions import ClientSessions
 from headrace.broker.log import Origin
 from headrace.broker.log.files import METADATA
 from headrace.broker.partition import UNKNOWN_OFFSET, Partition, PartitionEnv
@@ -52,6 +53,7 @@ class ReplicaManager:
         config_of: Callable[[str], LogConfig],
         *,
         lag_ms_max: int = 30_000,
+        fetch_session_slots: int = 1000,
     ) -> None:
         self._node_id = node_id
         self._logs = logs
@@ -65,6 +67,7 @@ class ReplicaManager:
         self.delayed_follower_fetches = Purgatory[TopicPartition](clock)  # these wait for the end of the log
         self.delayed_produces = Purgatory[TopicPartition](clock)
         self.delayed_deletes = Purgatory[TopicPartition](clock)
+        self.client_sessions = ClientSessions(clock, fetch_session_slots)
         self.marker_listener: Callable[[int, int, bool], None] = _ignore_marker
         self.leadership_listeners: list[Callable[[Partition], None]] = []
         """Called with partitions that were added, removed, or got another leader or epoch."""
@@ -237,7 +240,7 @@ class ReplicaManager:
             self._remove(key, "the catalog has no replica of it on this broker any more" if from_snapshot else "")
             return
         self.raise_high_watermark(partition)
-        self._wake(key)  # waiting requests depend on the leader and the in-sync set
+        self._wake(partition)  # waiting requests depend on the leader and the in-sync set
         self.delayed_deletes.wake(key)
         self.check_isr_candidates(partition, [node for node in partition.followers if node not in isr_before])
         if (partition.leader, partition.leader_epoch) != before:
@@ -255,7 +258,7 @@ class ReplicaManager:
             self._set_aside(key, stray_reason)
         else:
             self._logs.delete(*key)
-        self._wake(key)  # waiting requests fail
+        self._wake(partition)  # waiting requests fail
         self.delayed_deletes.wake(key)
         self._wake_followers(partition)
         self._notify_leadership(partition)
@@ -292,8 +295,8 @@ class ReplicaManager:
             self._wake_followers(partition)
 
     def _wake_followers(self, partition: Partition) -> None:
-        for session in partition.follower_sessions:
-            session.mark(partition.key)
+        for session, key in partition.follower_sessions.items():
+            session.mark(key)
         self.delayed_follower_fetches.wake(partition.key)
 
     def _check_in_sync(self, partition: Partition) -> None:
@@ -304,13 +307,18 @@ class ReplicaManager:
     def raise_high_watermark(self, partition: Partition) -> None:
         """Advance the high watermark as far as the in-sync replicas allow, and wake the requests that wait for it."""
         if partition.advance_high_watermark():
-            self._wake(partition.key)
-            for session in partition.follower_sessions:
-                session.mark_for_next(partition.key)
+            self._wake(partition)
+            for session, key in partition.follower_sessions.items():
+                session.mark_for_next(key)
 
-    def _wake(self, key: TopicPartition) -> None:
-        self.delayed_fetches.wake(key)
-        self.delayed_produces.wake(key)
+    def _wake(self, partition: Partition) -> None:
+        self._wake_clients(partition)
+        self.delayed_produces.wake(partition.key)
+
+    def _wake_clients(self, partition: Partition) -> None:
+        for session, key in partition.client_sessions.items():
+            session.mark(key)
+        self.delayed_fetches.wake(partition.key)
 
     def replicated(self, partition: Partition, offset: int, timeout_ms: int) -> asyncio.Future[None] | None:
         """Return a future for the replication of `offset` to all in-sync replicas; None if they have it already."""
@@ -324,8 +332,8 @@ class ReplicaManager:
     def delete_records(self, partition: Partition, before: int) -> None:
         """Delete the records below an offset; followers get the new start offset with their next fetch."""
         partition.log.delete_records(before)
-        for session in partition.follower_sessions:
-            session.mark(partition.key)
+        for session, key in partition.follower_sessions.items():
+            session.mark(key)
 
     def low_watermark(self, partition: Partition) -> int:
         """Return the lowest start offset of all live replicas."""
@@ -367,7 +375,7 @@ class ReplicaManager:
         if len(records):
             log.append(records, origin=Origin.REPLICATION)
         if log.advance_high_watermark(high_watermark):
-            self.delayed_fetches.wake(partition.key)
+            self._wake_clients(partition)
         start_offset = min(start_offset, log.high_watermark)
         if start_offset > log.start_offset:
             log.delete_records(start_offset)

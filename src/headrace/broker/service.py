@@ -25,10 +25,12 @@ from headrace.config import Config
 from headrace.errors import ConfigError, IllegalStateError
 
 if TYPE_CHECKING:
+    from headrace.broker.client_metrics.exposition import MetricsService
     from headrace.broker.registry.service import RegistryService
 
 STOP_SECONDS_MAX = 30.0
 REGISTRY_LISTENER = "headrace.schema.registry.listener"
+METRICS_LISTENER = "headrace.metrics.listener"
 
 
 class Service:
@@ -43,6 +45,7 @@ class Service:
         faults.topic_name = self._topic_name
         self._control = ControlServer(self._data_dir, self._operations())
         self._registry: RegistryService | None = None
+        self._metrics: MetricsService | None = None
         self._started = time.monotonic()
         self._ready: RunningBroker | None = None
         self.stopping = asyncio.Event()
@@ -57,6 +60,8 @@ class Service:
             await self._broker.start()
             listener = self._config.optional(str, REGISTRY_LISTENER)
             registry_url = None if listener is None else await self._start_registry(listener)
+            metrics_listener = self._config.optional(str, METRICS_LISTENER)
+            metrics_url = None if metrics_listener is None else await self._start_metrics(metrics_listener)
         except Exception as error:
             # Release what a failed start holds, such as the folder lock: this process may continue.
             with suppress(Exception):
@@ -72,6 +77,7 @@ class Service:
             data_dir=str(self._data_dir),
             control=str(self._control.path),
             schema_registry=registry_url,
+            metrics=metrics_url,
         )
         write_run_file(self._data_dir, self._ready.to_json() | {"version": __version__})
         return self._ready
@@ -85,6 +91,14 @@ class Service:
             await registry.start(listener)
             self._registry = registry
         return self._registry.url
+
+    async def _start_metrics(self, listener: str) -> str:
+        """Start the metrics listener; return its URL."""
+        from headrace.broker.client_metrics.exposition import MetricsService  # most brokers have none: start-up time
+
+        self._metrics = MetricsService(self._broker)
+        await self._metrics.start(listener)
+        return self._metrics.url
 
     async def _add_registry(self, arguments: dict[str, Any]) -> str:
         """Start the schema registry of a running broker, for fixtures; return its URL."""
@@ -101,6 +115,8 @@ class Service:
         await self._control.stop()
         if self._registry is not None:
             await self._registry.stop()
+        if self._metrics is not None:
+            await self._metrics.stop()
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await self._broker.stop()
@@ -126,6 +142,8 @@ class Service:
             "topics.describe": self._describe_topic,
             "brokers": self._brokers,
             "schema-registry.start": self._add_registry,
+            "clients": lambda arguments: [instance.to_json() for instance in self._broker.client_instances.all()],
+            "clients.metrics": lambda arguments: self._broker.client_instances.points_to_json(str(arguments.get("id"))),
         }
 
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -195,8 +213,8 @@ def _explained(error: OSError | ConfigError, config: Config) -> Exception:
         )
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error if isinstance(error, ConfigError) else IllegalStateError(f"the broker could not start: {error}")
-    registry = config.optional(str, REGISTRY_LISTENER)
-    for listener in (*config.of(tuple, "listeners"), *([] if registry is None else [registry])):
+    http = (config.optional(str, name) for name in (REGISTRY_LISTENER, METRICS_LISTENER))
+    for listener in (*config.of(tuple, "listeners"), *filter(None, http)):
         port = listener.rpartition(":")[2]
         if holder := holder_of(int(port)):
             return IllegalStateError(

@@ -90,8 +90,8 @@ class NetworkObserver(Protocol):
     def connection_opened(self, node_id: int) -> None: ...
     def connection_closed(self, node_id: int) -> None: ...
     def connection_failed(self, node_id: int, error: HeadraceError) -> None: ...
-    def request_sent(self, node_id: int, size: int) -> None: ...
-    def response_received(self, node_id: int, size: int, latency_ms: float, throttle_ms: int) -> None: ...
+    def request_sent(self, node_id: int, api_key: int, size: int) -> None: ...
+    def response_received(self, node_id: int, api_key: int, size: int, latency_ms: float) -> None: ...
     def polled(self, waited_ms: float, worked_ms: float) -> None: ...
 
 
@@ -269,7 +269,7 @@ class NetworkClient:
             self._lose(connection, error, now)
             return
         if self._observer is not None:
-            self._observer.request_sent(node_id, entry.size)
+            self._observer.request_sent(node_id, request.api_key, entry.size)
         if not request.expects_response:
             self._complete_written(connection)
         self._watch(connection)
@@ -389,7 +389,7 @@ class NetworkClient:
             # KIP-219: the broker responds at once, and the client pauses.
             connection.throttled_until_ms = max(connection.throttled_until_ms, now + throttle_ms)
         if self._observer is not None:
-            self._observer.response_received(connection.node_id, len(frame), response.latency_ms, throttle_ms)
+            self._observer.response_received(connection.node_id, request.api_key, len(frame), response.latency_ms)
         self._deliver(response)
 
     def _deliver(self, response: Response[Any]) -> None:

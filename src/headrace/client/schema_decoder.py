@@ -45,7 +45,7 @@ UNKNOWN_IDS_MAX = 10_000
 UNKNOWN_TTL_MS = 10_000
 """How long an unknown id is not requested again: registries may learn of a schema with a delay."""
 UNKNOWN_PER_BATCH_MAX = 1_000
-"""Requests for unknown ids in a batch; more are an error of the batch."""
+"""Requests for unknown ids in a batch. The rows of further ids that were never seen before are errors."""
 
 
 class DecodedColumn(NamedTuple):
@@ -253,9 +253,10 @@ class SchemaDecoder:
         if unknown is not None and self._clock.monotonic_ms() < unknown[0]:
             return unknown[1]
         if errors.unknown_ids >= UNKNOWN_PER_BATCH_MAX:
-            raise SchemaError(
-                f"more than {UNKNOWN_PER_BATCH_MAX:,} unknown schema ids in a batch of topic {topic!r}: its "
-                f"{self.settings.field}s were probably not written with a schema registry's serializer"
+            return _Failure(
+                RowCause.UNKNOWN_SCHEMA,
+                f"{frame}: not requested, after {UNKNOWN_PER_BATCH_MAX:,} unknown schema ids in a batch of topic "
+                f"{topic!r}: its {self.settings.field}s were probably not written with a schema registry's serializer",
             )
         reader = self._reader(topic) if self._has_reader(topic) else None
         try:

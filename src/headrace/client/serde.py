@@ -17,7 +17,7 @@ from uuid import UUID
 from headrace.client.registry import LATEST, SchemaRegistryClient
 from headrace.config.registry_options import PREFIX
 from headrace.config.resolved import Config
-from headrace.config.serde_options import SERDE_OPTIONS, serde_names
+from headrace.config.serde_options import ALIASES, SERDE_OPTIONS, serde_names
 from headrace.errors import ConfigError, SchemaError
 from headrace.schema.codec import ParsedSchema
 from headrace.schema.formats import parse
@@ -106,6 +106,21 @@ class SerdeSettings:
             strategy=SubjectNameStrategy.named(config.of(str, f"{field}.subject.name.strategy")),
             record_name=config.optional(str, f"{field}.record.name"),
         )
+
+
+def plugin_settings(
+    config: Mapping[str, object], field: RecordField, format: SchemaFormat, role: str
+) -> tuple[SerdeSettings, dict[str, object]]:
+    """Return the settings of a serializer or deserializer (`role`), and its options among those of a client."""
+    options = {
+        name: config[name] for name in config if name.startswith(PREFIX) or name in SERDE_OPTIONS or name in ALIASES
+    }
+    format_name = format.value.lower()
+    if options.setdefault(f"{field}.format", format_name) != format_name:
+        raise ConfigError(f"{field}.{role} is {format_name}, {field}.format is {options[f'{field}.format']}")
+    settings = SerdeSettings.from_options(options, field)
+    assert settings is not None
+    return settings, options
 
 
 def registry_from(options: Mapping[str, object]) -> SchemaRegistryClient:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.client.fetch_data import FetchedRecord
 from headrace.client.schema_decoder import SchemaDecoder
@@ -22,6 +23,9 @@ from headrace.wire.columns import HEADERS_TYPE
 from headrace.wire.layout import Header
 
 FIELDS: tuple[RecordField, ...] = ("key", "value")
+CORRUPT_TYPE = pa.struct([("key", pa.binary()), ("value", pa.binary()), ("error", pa.string())])
+"""The type of the column with records that could not be decoded."""
+ERROR_CHARS_MAX = 2000
 
 
 class TypedRecord(NamedTuple):
@@ -82,7 +86,7 @@ class RecordDecoder:
         for topic, rows in rows_by_topic.items():
             for field, decoder in self._decoders.items():
                 values = pa.array([getattr(records[row], field) for row in rows], pa.binary())
-                headers = _headers_column([records[row].headers for row in rows], field)
+                headers = headers_column([records[row].headers for row in rows], field)
                 objects, errors = decoder.decode_objects(topic, values, headers)
                 for row, decoded in zip(rows, objects, strict=True):
                     typed[row] = _with_decoded(typed[row], field, decoded)
@@ -100,7 +104,7 @@ class RecordDecoder:
         return TypedBatch(batch, errors["key"], errors["value"])
 
 
-def _headers_column(headers: Sequence[tuple[Header, ...]], field: RecordField) -> pa.Array | None:
+def headers_column(headers: Sequence[tuple[Header, ...]], field: RecordField) -> pa.Array | None:
     """Return the headers that name schemas, as a column; None if there are none."""
     name = SCHEMA_ID_HEADERS[field]
     chosen = [[pair for pair in pairs if pair[0] == name] for pairs in headers]
@@ -115,3 +119,13 @@ def _with_decoded(record: TypedRecord, field: RecordField, decoded: Any) -> Type
 
 def _with_error(record: TypedRecord, field: RecordField, error: SerdeRowError) -> TypedRecord:
     return record._replace(key_error=error) if field == "key" else record._replace(value_error=error)
+
+
+def corrupt_column(rows: pa.RecordBatch, errors: Mapping[int, str]) -> pa.Array:
+    """Return the column with the bytes and the reasons of rows that could not be decoded; null for the others."""
+    if not errors:
+        return pa.nulls(rows.num_rows, CORRUPT_TYPE)
+    texts = pa.array([errors.get(row) for row in range(rows.num_rows)], pa.string())
+    is_bad = texts.is_valid()
+    children = [pc.if_else(is_bad, rows.column(name), None) for name in FIELDS]
+    return pa.StructArray.from_arrays([*children, texts], fields=list(CORRUPT_TYPE), mask=pc.invert(is_bad))

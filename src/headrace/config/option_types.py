@@ -167,6 +167,7 @@ class ConsumerOptions(CommonOptions, total=False):
     internal_throw_on_fetch_stable_offset_unsupported: bool | str | None
     share_acknowledgement_mode: str | None
     share_acquire_mode: str | None
+    on_bad_record: str | None
 
 
 class LegacyProducerOptions(TypedDict, total=False):
@@ -227,6 +228,7 @@ class BrokerOptions(TypedDict, total=False):
     connection_failed_authentication_delay_ms: int | str | None
     request_timeout_ms: int | str | None
     fetch_max_bytes: int | str | None
+    max_incremental_fetch_session_cache_slots: int | str | None
     max_request_partition_size_limit: int | str | None
     headrace_schema_registry_listener: str | None
     headrace_schema_registry_users: str | Secret | Mapping[str, str] | None

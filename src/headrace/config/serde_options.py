@@ -7,6 +7,7 @@ registry_options.py. Confluent's names are accepted, too, where they differ (`AL
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 
 from headrace.config.option import NotEmpty, OneOf, Option
 from headrace.config.resolved import Options
@@ -14,6 +15,18 @@ from headrace.errors import ConfigError
 
 _CHOICE = "`latest`, a version of the subject, or the text of a schema"
 _STRATEGIES = OneOf("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
+
+
+CORRUPT = "_corrupt"
+"""The column with records that could not be decoded."""
+
+
+class BadRecords(Enum):
+    """What to do with a record that cannot be decoded: the values of on.bad.record."""
+
+    FAIL = "fail"
+    NULL = "null"
+    CORRUPT_COLUMN = "corrupt-column"
 
 
 class _StrategyName:

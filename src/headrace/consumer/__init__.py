@@ -4,6 +4,10 @@ consumer.py, aio.py   the public API
 engine.py             one consumer's parts, and its I/O thread
 partitions.py         assigned partitions: position, fetched data
 reader.py             fetched data to records and columns        (application thread)
+deserialization.py    keys and values of these; bad records      (application thread)
+deserializers.py      deserializers; column_deserializers.py, schema_deserializers.py
+interceptors.py       user code that sees records and commits    (application thread)
+metrics.py            Kafka's metrics
 iteration.py          records one by one                         (application thread)
 rebalances.py         the listener, and new partitions           (application thread)
 fetching.py           fetches: requests, sessions, responses     (I/O thread)

@@ -22,6 +22,7 @@ from headrace.consumer.consumer import CLOSE_SECONDS, POLL_SECONDS, Consumer
 from headrace.consumer.rebalances import RebalanceListener
 from headrace.consumer.results import OffsetAndTimestamp
 from headrace.errors import ClosedError, WakeupError
+from headrace.telemetry.metrics import MetricName, Value
 from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from headrace.wire.layout import ConsumerRecord
 
@@ -193,7 +194,15 @@ class AsyncConsumer:
         """Return the group and the member, for `producer.send_offsets_to_transaction`."""
         return self._consumer.group_metadata()
 
-    # -- close ---------------------------------------------------------------------------------
+    # -- metrics and close ---------------------------------------------------------------------
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return the columns of `poll_arrow`, with the types that the deserializers give them."""
+        return self._consumer.arrow_schema()
+
+    def metrics(self) -> dict[MetricName, Value]:
+        """Return the value of every metric, under Kafka's names."""
+        return self._consumer.metrics()
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Commit if enable.auto.commit is on, leave the group, and stop. Calls of other tasks raise ClosedError.

@@ -12,7 +12,6 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumer.columns import SCHEMA
 from headrace.errors import IllegalStateError, TimedOutError
 from headrace.types import TopicPartition
 
@@ -23,6 +22,7 @@ class ArrowSource(Protocol):
     """The methods of a consumer that a stream uses."""
 
     def poll_arrow(self, timeout: float) -> pa.RecordBatch | None: ...
+    def arrow_schema(self) -> pa.Schema: ...
     def assignment(self) -> set[TopicPartition]: ...
     def is_subscribed(self) -> bool: ...
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int: ...
@@ -37,11 +37,11 @@ class ArrowSource(Protocol):
 
 def stream(consumer: ArrowSource, timeout: float) -> pa.RecordBatchReader:
     """Return a reader; it raises TimedOutError if nothing comes for `timeout` seconds."""
-    return pa.RecordBatchReader.from_batches(SCHEMA, _batches(consumer, timeout))
-
-
-def _batches(consumer: ArrowSource, timeout: float) -> Iterator[pa.RecordBatch]:
     first = _wait_for_assignment(consumer, timeout)
+    return pa.RecordBatchReader.from_batches(consumer.arrow_schema(), _batches(consumer, timeout, first))
+
+
+def _batches(consumer: ArrowSource, timeout: float, first: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
     names = consumer.assignment() - consumer.paused()
     ends = consumer.end_offsets(names, timeout)
     paused: set[TopicPartition] = set()

@@ -45,6 +45,10 @@ class ColumnCollector:
         """The decompressed bytes so far."""
         return self._decoder.byte_count
 
+    @property
+    def row_count(self) -> int:
+        return self._decoder.row_count
+
     def add(self, name: TopicPartition, batch: RecordBatch, first_offset: int, bytes_max: int) -> None:
         """Add the records of a batch from `first_offset` on. After an error the collector must not be used."""
         kind = 1 if batch.header.attributes & LOG_APPEND_TIME else 0

@@ -8,27 +8,28 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
-from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
-from headrace.consumer import deserializers
 from headrace.consumer.arrow_stream import stream
+from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
 from headrace.consumer.group import ConsumerGroup, OnCommit
 from headrace.consumer.iteration import PendingRecords
 from headrace.consumer.offset_lookups import OffsetLookup, OnOffset
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, PositionState
-from headrace.consumer.reader import Deserialize, RecordReader
+from headrace.consumer.reader import RecordReader
 from headrace.consumer.rebalances import RebalanceListener
 from headrace.consumer.results import OffsetAndTimestamp, Outcome
 from headrace.consumer.settings import ConsumerSettings, resolve
-from headrace.errors import DeserializationError, HeadraceError, IllegalStateError, TimedOutError
+from headrace.errors import HeadraceError, IllegalStateError, TimedOutError
+from headrace.telemetry.metrics import MetricName, Value
 from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from headrace.wire.layout import ConsumerRecord
 
@@ -65,8 +66,8 @@ class Consumer:
         self.pending = PendingRecords(engine)
         """For iteration, also that of `AsyncConsumer`."""
         try:
-            deserialize = record_deserializer(self.config, engine.plugins)
-            self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, deserialize)
+            self._deserialization = Deserialization.load(self.config, engine.plugins, engine.log)
+            self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, self._deserialization)
             engine.start()
         except BaseException:
             engine.abandon()
@@ -190,13 +191,19 @@ class Consumer:
         count_max = self._engine.settings.max_poll_records if max_records is None else max_records
         if count_max < 1:
             raise ValueError(f"invalid max_records: expected 1 or more, got {count_max}")
-        return self._poll(lambda: self._reader.records(count_max), timeout * 1000) or []
+        interceptors = self._engine.interceptors
+
+        def take() -> list[ConsumerRecord]:
+            records = self._reader.records(count_max)
+            return interceptors.on_consume(records) if records and interceptors else records
+
+        return self._poll(take, timeout * 1000) or []
 
     def poll_arrow(self, timeout: float = POLL_SECONDS) -> pa.RecordBatch | None:
         """Return fetched records as columns; None after `timeout` seconds.
 
-        The columns are topic, partition, offset, timestamp, timestampType, key, value, headers. Deserializers do not
-        apply. The size of a batch is limited by fetch.max.bytes, not by max.poll.records.
+        The columns are topic, partition, offset, timestamp, timestampType, key, value, headers, with the types of
+        `arrow_schema`. The size of a batch is limited by fetch.max.bytes, not by max.poll.records.
         """
         return self._poll(self._reader.columns, timeout * 1000)
 
@@ -213,6 +220,13 @@ class Consumer:
             except BaseException:  # Ctrl-C: nothing is returned, so nothing must be skipped
                 self._reader.undo()
                 raise
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return the columns of `poll_arrow`, with the types that the deserializers give them.
+
+        With schemas, the types are those of the assigned topics; SchemaError is raised if they differ.
+        """
+        return self._deserialization.schema(sorted({name.topic for name in self._engine.assignment.partitions}))
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Yield records for ever. The positions follow the records that were yielded."""
@@ -326,7 +340,7 @@ class Consumer:
         with self._entered() as engine:
             for partition in engine.partitions(partitions).values():
                 partition.paused = paused
-            engine.data_taken()
+            engine.pauses_changed()
 
     def paused(self) -> set[TopicPartition]:
         """Return the paused partitions."""
@@ -348,7 +362,8 @@ class Consumer:
         with self._entered():
             group = self._group("commit")
             self._settle()
-            group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
+            with _timed(self._engine.metrics.commit_sync):
+                group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
 
     def commit_async(
         self,
@@ -371,7 +386,9 @@ class Consumer:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets of the group; partitions without one are missing."""
         with self._entered():
-            return self._group("committed").committed(partitions, self._timeout_ms(timeout))
+            group = self._group("committed")
+            with _timed(self._engine.metrics.committed):
+                return group.committed(partitions, self._timeout_ms(timeout))
 
     def group_metadata(self) -> GroupMetadata:
         """Return the group and the member, for `producer.send_offsets_to_transaction`."""
@@ -415,7 +432,11 @@ class Consumer:
             engine.call(look_up)
             return {name: engine.wait(outcome, timeout_ms, "ListOffsets") for name, outcome in outcomes.items()}
 
-    # -- wakeup and close ----------------------------------------------------------------------
+    # -- metrics, wakeup and close -------------------------------------------------------------
+
+    def metrics(self) -> dict[MetricName, Value]:
+        """Return the value of every metric, under Kafka's names."""
+        return self._engine.metrics.snapshot()
 
     def wakeup(self) -> None:
         """Make the current or next call that waits raise WakeupError. Any thread, and signal handlers."""
@@ -444,6 +465,16 @@ class Consumer:
 
     def _timeout_ms(self, timeout: float | None) -> float:
         return self._engine.settings.api_timeout_ms if timeout is None else timeout * 1000
+
+
+@contextlib.contextmanager
+def _timed(record: Callable[[float], None]) -> Iterator[None]:
+    """Record the nanoseconds of a block."""
+    started = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        record(time.perf_counter_ns() - started)
 
 
 def describe(engine: ConsumerEngine) -> str:
@@ -488,37 +519,3 @@ def _settle(outcome: Outcome[PartitionOffset]) -> OnOffset:
             outcome.succeed(result)
 
     return on_offset
-
-
-def record_deserializer(config: Config, plugins: PluginLoader) -> Deserialize | None:
-    """Return the function that deserializes a record; None if keys and values stay bytes."""
-    key, value = (
-        plugins.load(option, config[option], deserializers.KIND, is_key=option.startswith("key"))
-        for option in ("key.deserializer", "value.deserializer")
-    )
-    plain = deserializers.BytesDeserializer
-    if type(key) is plain and type(value) is plain:
-        return None
-
-    def part(deserializer: deserializers.Deserializer, data: bytes | None, record: ConsumerRecord, kind: str) -> object:
-        if data is None:
-            return None
-        try:
-            return deserializer.deserialize(record.topic, data, record.headers)
-        except Exception as error:
-            name = type(deserializer).__qualname__
-            raise DeserializationError(
-                f"{name} does not accept the {kind} at offset {record.offset} of {record.topic}-{record.partition} "
-                f"({len(data)} bytes): {error}; seek to offset {record.offset + 1} to skip the record",
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                deserializer=name,
-            ) from error
-
-    def deserialize(record: ConsumerRecord) -> ConsumerRecord:
-        return record._replace(
-            key=part(key, record.key, record, "key"), value=part(value, record.value, record, "value")
-        )
-
-    return deserialize

@@ -93,9 +93,13 @@ class _RetriedRequest(Generic[R, T]):
     read: Callable[[R], tuple[int, T]]
     error_of: Callable[[int], HeadraceError]
     deadline_ms: float
+    final: frozenset[int] = frozenset()
+    """Errors that end this request, although they are retried in others."""
 
     def is_retried(self, code: int, failures: int) -> bool:
         """Return whether to retry: the member of a fetch may join again, while a commit is for the old one."""
+        if code in self.final:
+            return False
         if self.kind is OffsetFetchRequest:
             return code in RETRIED or code in REMOVED
         return code in RETRIED and not (code == Code.STALE_MEMBER_EPOCH and failures >= STALE_RETRIES_MAX)
@@ -265,8 +269,10 @@ class GroupCoordinator:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         on_result: Callable[[HeadraceError | None], None],
         deadline_ms: float,
+        *,
+        waits_for_topics: bool = True,
     ) -> None:
-        """Commit offsets, with retries until the deadline."""
+        """Commit offsets, with retries until the deadline; of missing topics only if it `waits_for_topics`."""
 
         def build(version: int) -> OffsetCommitRequest:
             return _commit_request(self.identity(), offsets, version)
@@ -275,7 +281,10 @@ class GroupCoordinator:
             codes = {p.error_code for topic in response.topics for p in topic.partitions} - {Code.NONE}
             return next((code for code in codes if code not in RETRIED), min(codes, default=Code.NONE)), None
 
-        retried = _RetriedRequest(OffsetCommitRequest, build, COMMIT_VERSIONS, read, self._commit_error, deadline_ms)
+        final = frozenset() if waits_for_topics else frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION})
+        retried = _RetriedRequest(
+            OffsetCommitRequest, build, COMMIT_VERSIONS, read, self._commit_error, deadline_ms, final
+        )
         self._send_retried(retried, on_result)
 
     def _send_retried(
@@ -314,12 +323,14 @@ class GroupCoordinator:
         )
 
     def _commit_error(self, code: int) -> HeadraceError:
-        if code in REMOVED or code == Code.STALE_MEMBER_EPOCH:
+        fact = f"offsets of group {self._settings.group_id!r} were not committed ({BrokerError(code=code)})"
+        if code in REMOVED:
             return CommitFailedError(
-                f"offsets of group {self._settings.group_id!r} were not committed ({BrokerError(code=code)}): the "
-                "group has removed this member, and its partitions may have another owner. Poll more often than "
-                "max.poll.interval.ms, or lower max.poll.records"
+                f"{fact}: the group has removed this member, and its partitions may have another owner. Poll more "
+                "often than max.poll.interval.ms, or lower max.poll.records"
             )
+        if code == Code.STALE_MEMBER_EPOCH:
+            return CommitFailedError(f"{fact}: the partitions may have had another owner. Poll, and read again")
         return BrokerError(f"commit of group {self._settings.group_id!r}", code=code)
 
     # -- committed offsets ---------------------------------------------------------------------

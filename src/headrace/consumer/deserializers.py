@@ -1,9 +1,10 @@
-"""Deserializers: bytes of keys and values to Python values.
+"""Deserializers: bytes of keys and values to Python values, or to typed Arrow columns.
 
-    bytes → deserializer.deserialize(topic, data, headers) → value
+    poll        bytes → deserializer.deserialize(topic, data, headers) → value
+    poll_arrow  column of bytes → deserializer.deserialize_column(topic, column, headers) → typed column
 
-None, the value of a tombstone, always stays None. Bytes that do not fit raise a DeserializationError with the partition
-and offset of the record; the consumer's position stays there.
+None, the value of a tombstone, always stays None. What happens with bytes that do not fit is decided in
+`deserialization.py`. Deserializers with a schema registry are in `schema_deserializers.py`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,29 @@ import json
 import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
 
 from headrace.client.plugins import PluginKind, copy_methods, encoding_of
+from headrace.client.schema_decoder import DecodedColumn
+from headrace.consumer import column_deserializers
 from headrace.wire.layout import Header
+
+
+class Objects(NamedTuple):
+    """Deserialized values, None for those that failed, and the errors by index."""
+
+    values: list[object]
+    errors: dict[int, Exception]
 
 
 class Deserializer:
     """Base class of deserializers. Subclasses implement `deserialize` at least; what they raise is reported."""
 
     is_key: bool | None = None  # None until configured
+    has_topic_types = False
+    """Whether the type of columns depends on the topic. A batch of `poll_arrow` is of one topic, then."""
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:
         """Called once, before anything else."""
@@ -29,6 +44,30 @@ class Deserializer:
     def deserialize(self, topic: str, data: bytes, headers: Sequence[Header]) -> object:
         """Return the value of `data`, which is not None."""
         raise NotImplementedError(f"{type(self).__qualname__} must define deserialize")
+
+    def deserialize_all(
+        self, topic: str, values: Sequence[bytes | None], headers: Sequence[Sequence[Header]], *, stops: bool
+    ) -> Objects:
+        """Deserialize the values of records of a topic; with `stops`, only up to the first that fails."""
+        objects: list[object] = []
+        errors: dict[int, Exception] = {}
+        for index, data in enumerate(values):
+            try:
+                objects.append(None if data is None else self.deserialize(topic, data, headers[index]))
+            except Exception as error:
+                errors[index] = error
+                objects.append(None)
+                if stops:
+                    break
+        return Objects(objects, errors)
+
+    def column_type(self, topic: str) -> pa.DataType:
+        """Return the type of the columns that `deserialize_column` returns for a topic."""
+        return pa.binary()
+
+    def deserialize_column(self, topic: str, column: pa.Array, headers: pa.Array) -> DecodedColumn:
+        """Return a typed column and the errors of rows. By default, and for functions, columns stay bytes."""
+        return DecodedColumn(column, [])
 
     def close(self) -> None:
         """Called once, with the consumer's `close`."""
@@ -53,6 +92,12 @@ class StrDeserializer(Deserializer):
     def deserialize(self, topic: str, data: bytes, headers: Sequence[Header]) -> object:
         return data.decode(self.encoding)
 
+    def column_type(self, topic: str) -> pa.DataType:
+        return pa.string()
+
+    def deserialize_column(self, topic: str, column: pa.Array, headers: pa.Array) -> DecodedColumn:
+        return column_deserializers.text(column, self.encoding)
+
 
 class _Packed(Deserializer):
     """Numbers of a fixed size, big-endian."""
@@ -63,6 +108,12 @@ class _Packed(Deserializer):
         if len(data) != self.layout.size:
             raise ValueError(f"expected {self.layout.size} bytes, got {len(data)}")
         return self.layout.unpack(data)[0]
+
+    def column_type(self, topic: str) -> pa.DataType:
+        return column_deserializers.NUMBER_TYPES[self.layout.format[-1]]
+
+    def deserialize_column(self, topic: str, column: pa.Array, headers: pa.Array) -> DecodedColumn:
+        return column_deserializers.numbers(column, self.layout)
 
 
 class ShortDeserializer(_Packed):
@@ -103,15 +154,31 @@ class BoolDeserializer(Deserializer):
             raise ValueError(f"expected one byte, 0 or 1, got {data[:20]!r}")
         return data == b"\1"
 
+    def column_type(self, topic: str) -> pa.DataType:
+        return pa.bool_()
 
-class UuidDeserializer(Deserializer):
+    def deserialize_column(self, topic: str, column: pa.Array, headers: pa.Array) -> DecodedColumn:
+        return column_deserializers.booleans(column)
+
+
+class _Utf8(Deserializer):
+    """Values that are text in UTF-8, which columns contain as it is."""
+
+    def column_type(self, topic: str) -> pa.DataType:
+        return pa.string()
+
+    def deserialize_column(self, topic: str, column: pa.Array, headers: pa.Array) -> DecodedColumn:
+        return column_deserializers.text(column, "utf-8")
+
+
+class UuidDeserializer(_Utf8):
     """uuid.UUID, from its text."""
 
     def deserialize(self, topic: str, data: bytes, headers: Sequence[Header]) -> object:
         return uuid.UUID(data.decode("utf-8"))
 
 
-class JsonDeserializer(Deserializer):
+class JsonDeserializer(_Utf8):
     """A value of JSON, from UTF-8."""
 
     def deserialize(self, topic: str, data: bytes, headers: Sequence[Header]) -> object:
@@ -123,6 +190,12 @@ class NoneDeserializer(Deserializer):
 
     def deserialize(self, topic: str, data: bytes, headers: Sequence[Header]) -> object:
         raise ValueError(f"expected no bytes, got {len(data)}")
+
+    def column_type(self, topic: str) -> pa.DataType:
+        return pa.null()
+
+    def deserialize_column(self, topic: str, column: pa.Array, headers: pa.Array) -> DecodedColumn:
+        return column_deserializers.nothing(column)
 
 
 class FunctionDeserializer(Deserializer):
@@ -139,7 +212,7 @@ class _AdaptedDeserializer(Deserializer):
     """Wraps an object with a `deserialize` method."""
 
     def __init__(self, target: object) -> None:
-        copy_methods(target, self, "configure", "deserialize", "close")
+        copy_methods(target, self, "configure", "deserialize", "column_type", "deserialize_column", "close")
 
 
 def _adapt(value: object) -> Deserializer | None:
@@ -162,9 +235,17 @@ _BY_NAME: dict[str, tuple[type[Deserializer], tuple[str, ...]]] = {
     "json": (JsonDeserializer, ()),
     "none": (NoneDeserializer, ("Void",)),
 }
-_KNOWN: dict[str, type[Deserializer]] = {
+_CONFLUENT = "io.confluent.kafka.serializers."
+_WITH_SCHEMA = "headrace.consumer.schema_deserializers."  # imported on first use
+_KNOWN: dict[str, type[Deserializer] | str] = {
     **{name: cls for name, (cls, _) in _BY_NAME.items()},
     **{f"{_JAVA}{java}Deserializer": cls for cls, names in _BY_NAME.values() for java in names},
     "org.apache.kafka.connect.json.JsonDeserializer": JsonDeserializer,
+    "avro": _WITH_SCHEMA + "AvroDeserializer",
+    "protobuf": _WITH_SCHEMA + "ProtobufDeserializer",
+    "json-schema": _WITH_SCHEMA + "JsonSchemaDeserializer",
+    _CONFLUENT + "KafkaAvroDeserializer": _WITH_SCHEMA + "AvroDeserializer",
+    _CONFLUENT + "protobuf.KafkaProtobufDeserializer": _WITH_SCHEMA + "ProtobufDeserializer",
+    _CONFLUENT + "json.KafkaJsonSchemaDeserializer": _WITH_SCHEMA + "JsonSchemaDeserializer",
 }
 KIND = PluginKind("deserializer", Deserializer, _KNOWN, _adapt)

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from headrace.client.concurrency import OneShotEvent
@@ -25,8 +25,10 @@ from headrace.client.offsets import Isolation
 from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.config.clock import Clock
+from headrace.consumer import interceptors
 from headrace.consumer.fetching import PartitionFetcher
 from headrace.consumer.group import ConsumerGroup
+from headrace.consumer.metrics import ConsumerMetrics, ConsumerObserver, PartitionGauges, ReadData
 from headrace.consumer.offset_lookups import OffsetLookups
 from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, PositionState
 from headrace.consumer.positions import PositionKeeper
@@ -42,7 +44,8 @@ from headrace.errors import (
     TimedOutError,
     WakeupError,
 )
-from headrace.types import TopicPartition
+from headrace.telemetry import reporters
+from headrace.types import OffsetAndMetadata, TopicPartition
 
 ERROR_PAUSE_SECONDS = 0.1
 IDLE_MS = 60_000.0
@@ -78,15 +81,24 @@ class ConsumerEngine:
         """Steps of rebalances, which the application thread runs in `poll`."""
         self._errors: deque[HeadraceError] = deque(maxlen=ERRORS_MAX)
         self._failed: deque[AssignedPartition] = deque()
+        self._committed: deque[Mapping[TopicPartition, OffsetAndMetadata]] = deque()  # For the interceptors.
         # I/O thread.
         self._running = True
         self.failure: IoThreadError | None = None
-        self.plugins = PluginLoader(config, self.log)
+        self.plugins = plugins = PluginLoader(config, self.log)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.plugins.close)
             self.settings = ConsumerSettings.build(config, self.plugins)
+            self.interceptors = interceptors.Interceptors(
+                [plugins.load("interceptor.classes", each, interceptors.KIND) for each in self.settings.interceptors],
+                self.log,
+            )
+            self.metrics = self._make_metrics()
+            on_failure.callback(self.metrics.close)
             self.metadata = self._make_metadata()
-            self.network = NetworkClient(self.settings.connection, self.settings.network, clock, None, self.log)
+            authenticates = self.settings.sasl is not None or self.settings.tls is not None
+            observer = ConsumerObserver(self.metrics, authenticates=authenticates)
+            self.network = NetworkClient(self.settings.connection, self.settings.network, clock, observer, self.log)
             on_failure.callback(self.network.close)
             self.network.on_auth_failure = self.raise_in_poll
             self.network.on_failure = lambda node_id: self._note_failure()
@@ -114,6 +126,30 @@ class ConsumerEngine:
         self.thread.start()
 
     # -- composition ---------------------------------------------------------------------------
+
+    def _make_metrics(self) -> ConsumerMetrics:
+        settings, config = self.settings, self.config
+        metrics = ConsumerMetrics(
+            settings.client_id,
+            PartitionGauges(*(self._gauge(read) for read in (self.lag, self.lead, _preferred_replica))),
+            clock=self.clock,
+            samples=config.of(int, "metrics.num.samples"),
+            sample_window_ms=config.of(int, "metrics.sample.window.ms"),
+            reporters=[
+                self.plugins.load("metric.reporters", given, reporters.KIND) for given in settings.metric_reporters
+            ],
+            log=self.log,
+        )
+        metrics.gauge("assigned-partitions", lambda: len(self.assignment.partitions))
+        metrics.gauge("interceptor-error-total", lambda: self.interceptors.errors)
+        return metrics
+
+    def _gauge(self, read: Callable[[AssignedPartition], int | None]) -> Callable[[TopicPartition], int | None]:
+        def of(name: TopicPartition) -> int | None:
+            partition = self.assignment.partitions.get(name)
+            return None if partition is None else read(partition)
+
+        return of
 
     def _make_metadata(self) -> Metadata:
         settings = self.settings
@@ -163,6 +199,7 @@ class ConsumerEngine:
             on_error=self._on_partition_error,
             on_reset=self.positions.wake,
             log=self.log,
+            observer=self.metrics,
         )
 
     # -- I/O thread ----------------------------------------------------------------------------
@@ -171,6 +208,7 @@ class ConsumerEngine:
         try:
             while self._running:
                 self._turn()
+            self._end_sessions()
             self._shut_down(ClosedError("the consumer was closed"))
         except BaseException as error:
             failure = IoThreadError(
@@ -205,7 +243,16 @@ class ConsumerEngine:
         self._check_topics()
         wait_ms = min(wait_ms, self.lookups.run(now))
         wait_ms = min(wait_ms, self.fetcher.run(now))
-        self.network.poll(wait_ms, now)
+        self.network.poll(0.0 if self.positions.is_due else wait_ms, now)
+
+    def _end_sessions(self) -> None:
+        """Close the fetch sessions; a broker that does not get the request drops them later."""
+        try:
+            now = self.clock.monotonic_ms()
+            self.fetcher.close_sessions(now)
+            self.network.poll(0.0, now)
+        except Exception:
+            self.log.exception("fetch sessions could not be closed")
 
     def _topics(self) -> set[str]:
         """Return the topics whose metadata is needed."""
@@ -229,6 +276,7 @@ class ConsumerEngine:
             self.group.coordinator.fail_all(error)
         self.metadata.close(error)
         self.network.close()
+        self.metrics.close()
         self.plugins.close()
 
     def _on_ready(self) -> None:
@@ -265,6 +313,11 @@ class ConsumerEngine:
         self._errors.append(error)
         self.notify()
 
+    def offsets_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Let the interceptors know of committed offsets, on the application thread."""
+        if self.interceptors:
+            self._committed.append(offsets)
+
     def notify(self) -> None:
         """Wake the application thread."""
         self._signal.set()
@@ -282,6 +335,12 @@ class ConsumerEngine:
 
     def wait(self, outcome: Outcome[T], timeout_ms: float, what: str) -> T:
         """Wait for a result of the I/O thread."""
+        try:
+            return self._wait(outcome, timeout_ms, what)
+        finally:
+            self._intercept_commits()
+
+    def _wait(self, outcome: Outcome[T], timeout_ms: float, what: str) -> T:
         if not self.wait_until(lambda: outcome.is_done, timeout_ms):
             reason = f": {self.network.last_failure}" if self.network.last_failure else ""
             raise TimedOutError(f"{what} timed out after {timeout_ms / 1000:g} s{reason}")
@@ -318,6 +377,7 @@ class ConsumerEngine:
         if self.is_polling:
             raise IllegalStateError("poll() was called by a listener, which poll() has called: return from it first")
         self.is_polling = True
+        self.metrics.poll_started()
         if self.group is not None:
             self.group.on_poll()
         deadline = time.monotonic() + timeout_ms / 1000
@@ -334,14 +394,20 @@ class ConsumerEngine:
         finally:
             self.last_poll_ms = self.clock.monotonic_ms()
             self.is_polling = False
+            self.metrics.poll_ended()
 
     def _has_work(self) -> bool:
         return bool(self.buffer or self.steps or self._errors or self._failed)
 
     def run_steps(self) -> None:
         """Run the steps of rebalances that wait."""
+        self._intercept_commits()
         while self.steps:
             self.steps.popleft()()
+
+    def _intercept_commits(self) -> None:
+        while self._committed:
+            self.interceptors.on_commit(self._committed.popleft())
 
     def _raise_error(self) -> None:
         if self._errors:
@@ -363,6 +429,7 @@ class ConsumerEngine:
     def assign(self, partitions: Iterable[AssignedPartition]) -> None:
         """Replace the assigned partitions."""
         self.assignment = Assignment({p.name: p for p in partitions}, self.assignment.version + 1)
+        self.metrics.assigned(self.assignment.partitions)
         self.network.wakeup()
 
     def replace(self, partitions: Iterable[AssignedPartition]) -> None:
@@ -380,6 +447,11 @@ class ConsumerEngine:
 
     def data_taken(self) -> None:
         """Fetch more: the application has taken data."""
+        self.fetcher.data_taken()
+        self.network.wakeup()
+
+    def pauses_changed(self) -> None:
+        """Check all partitions: some were paused or resumed."""
         self.fetcher.wake()
         self.network.wakeup()
 
@@ -401,6 +473,15 @@ class ConsumerEngine:
         marks = partition.watermarks
         end = marks.last_stable if self.settings.fetch.isolation is Isolation.READ_COMMITTED else marks.high
         return None if end < 0 or partition.position < 0 else max(0, end - partition.position)
+
+    def lead(self, partition: AssignedPartition) -> int | None:
+        """Return how many offsets a position is after the start, as of the last fetch; None if that is unknown."""
+        start = partition.watermarks.log_start
+        return None if start < 0 or partition.position < 0 else max(0, partition.position - start)
+
+    def data_read(self, parts: Sequence[ReadData]) -> None:
+        """Record data that were read completely."""
+        self.metrics.data_read(parts)
 
     def wait_for_topic(self, topic: str, timeout_ms: float) -> None:
         """Wait until the metadata has a topic."""
@@ -456,3 +537,7 @@ class ConsumerEngine:
             self._running = False
             self.network.wakeup()
             self.thread.join(max(JOIN_SECONDS_MIN, deadline - time.monotonic()))
+
+
+def _preferred_replica(partition: AssignedPartition) -> int | None:
+    return partition.preferred_replica

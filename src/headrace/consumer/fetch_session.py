@@ -16,6 +16,7 @@ from headrace.wire.schema import ZERO_UUID
 
 NO_SESSION = 0
 FIRST_EPOCH = 0
+FINAL_EPOCH = -1
 EPOCH_MAX = 0x7FFFFFFF
 NEWEST_BY_NAME = 12
 """The newest version of Fetch that names topics; from 13 on, requests have topic ids."""
@@ -47,6 +48,18 @@ class FetchSession:
         self._epoch = FIRST_EPOCH
         self._partitions: dict[TopicPartition, FetchedFrom] = {}  # As the broker has them.
         self._uses_ids = True
+
+    def next_request(
+        self,
+        fetched: Mapping[TopicPartition, FetchedFrom],
+        moved: Mapping[TopicPartition, FetchedFrom],
+        base: FetchRequest,
+    ) -> FetchRequest:
+        """Return the request for the partitions of the last request, of which only `moved` have changed."""
+        if self._epoch == FIRST_EPOCH:
+            return self.request(fetched, base)
+        self._partitions.update(moved)
+        return base.replace(session_id=self._id, session_epoch=self._epoch, topics=self._topics(moved))
 
     def request(self, fetched: Mapping[TopicPartition, FetchedFrom], base: FetchRequest) -> FetchRequest:
         """Return `base` with the session, and with what has changed since the last request."""
@@ -109,6 +122,12 @@ class FetchSession:
     def reset(self) -> None:
         """Start a new session, which closes the current one."""
         self._epoch = FIRST_EPOCH
+
+    def final_request(self) -> FetchRequest | None:
+        """Return the request that closes the session; None without one."""
+        if self._id == NO_SESSION:
+            return None
+        return FetchRequest(max_wait_ms=0, min_bytes=0, session_id=self._id, session_epoch=FINAL_EPOCH)
 
 
 def _forgotten(partitions: Mapping[TopicPartition, FetchedFrom]) -> list[ForgottenTopic]:

@@ -3,27 +3,39 @@
     assigned partitions → by leader or preferred replica → FetchSession → Fetch → FetchBuffer → application thread
 
 A broker gets the next request when the application has taken all that the last one returned: a request without the
-partitions that wait would leave them waiting for its whole fetch.max.wait.ms. I/O thread only.
+partitions that wait would leave them waiting for its whole fetch.max.wait.ms.
+
+Usually a response only moves the offsets of the partitions that it has records of. Then the next request is made from
+the plan of its node, without a look at the other partitions, however many there are. Everything else (another
+assignment, other leaders, errors, pauses) lets all partitions be checked, and the plans be made again. I/O thread only.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from headrace.client.blocking import TRY_AGAIN
 from headrace.client.connection import Request, Response
 from headrace.client.fetch_data import Watermarks, located
-from headrace.client.metadata import NO_LEADER, Cluster, MetadataUpdater
+from headrace.client.metadata import NO_LEADER, Cluster, MetadataUpdater, TopicInfo
 from headrace.client.network import NetworkClient
 from headrace.client.offsets import Isolation
 from headrace.config.clock import Clock
 from headrace.consumer.fetch_session import SESSION_ERRORS, FetchedFrom, FetchSession
-from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, PositionState, end_of_data, visible
+from headrace.consumer.metrics import FetchTotals
+from headrace.consumer.partitions import (
+    AssignedPartition,
+    Assignment,
+    FetchBuffer,
+    Fetched,
+    PositionState,
+    end_of_data,
+    visible,
+)
 from headrace.errors import BrokerError, Code, HeadraceError, RecordTooLargeError, WireError
 from headrace.types import TopicPartition
 from headrace.wire.api.fetch import FetchRequest, FetchResponse, NodeEndpoint, PartitionData
@@ -55,7 +67,48 @@ class FetchSettings:
 class FetchObserver(Protocol):
     """Called for the metrics."""
 
-    def fetched(self, size: int, latency_ms: float, throttle_ms: float) -> None: ...
+    def fetched(self, node_id: int, latency_ms: float, throttle_ms: float) -> None: ...
+
+
+class _Received(NamedTuple):
+    """Where and when a response was received."""
+
+    node_id: int
+    endpoints: Sequence[NodeEndpoint]
+    now: float
+
+
+@dataclass(slots=True)
+class _NodePlan:
+    """The partitions that are fetched from a node, with the offsets of the next request."""
+
+    requested: dict[TopicPartition, AssignedPartition] = field(default_factory=dict)
+    rows: dict[TopicPartition, FetchedFrom] = field(default_factory=dict)
+    topics: dict[bytes, str] = field(default_factory=dict)  # By id.
+    moved: dict[TopicPartition, FetchedFrom] = field(default_factory=dict)  # Rows that the last request did not have.
+    delivered: list[AssignedPartition] = field(default_factory=list)  # Whose data the application may not have taken.
+    is_sent: bool = False  # The last request was made from this plan.
+
+    def add(self, partition: AssignedPartition, topic: TopicInfo) -> None:
+        name = partition.name
+        leader_epoch = topic.partitions[name.partition].leader_epoch
+        self.requested[name] = partition
+        self.rows[name] = FetchedFrom(topic.topic_id, partition.fetch_offset, leader_epoch)
+        if topic.topic_id != ZERO_UUID:
+            self.topics[topic.topic_id] = topic.name
+        if partition.is_buffered:
+            self.delivered.append(partition)
+
+    def move(self, partition: AssignedPartition) -> None:
+        """Note that data of a partition have arrived."""
+        name = partition.name
+        if self.requested.get(name) is partition:
+            self.moved[name] = self.rows[name] = self.rows[name]._replace(offset=partition.fetch_offset)
+            self.delivered.append(partition)
+
+    def is_waiting(self) -> bool:
+        """Return whether the application has not taken data of this node."""
+        return any(partition.is_buffered and not partition.paused for partition in self.delivered)
 
 
 class PartitionFetcher:
@@ -91,6 +144,8 @@ class PartitionFetcher:
         self._in_flight: dict[int, int] = {}  # Node → the bytes that it may return.
         self._next_check_ms = 0.0
         self._is_due = False  # Set by any thread, cleared before a check.
+        self._is_open = False  # A node may get its next request. As the field before.
+        self._plans: dict[int, _NodePlan] = {}  # By node. They hold until something else than offsets changes.
         self._cluster: Cluster | None = None  # At the last check, as the next.
         self._version = -1
 
@@ -98,45 +153,71 @@ class PartitionFetcher:
         """Check all partitions in the next iteration: something has changed. Any thread."""
         self._is_due = True
 
+    def close_sessions(self, now: float) -> None:
+        """Let brokers drop their fetch sessions, without waiting for responses."""
+        for node_id, session in self._sessions.items():
+            request = session.final_request()
+            if request is not None and node_id not in self._in_flight and self._client.is_ready(node_id, now):
+                timeout_ms = self._settings.request_timeout_ms
+                self._client.send(node_id, Request.of(request, _ignore, timeout_ms, session.versions), now)
+
+    def data_taken(self) -> None:
+        """Send the next requests: the application has taken data. Any thread."""
+        self._is_open = True
+
     def run(self, now: float) -> float:
         """Send the requests that are due; returns the time until the next check."""
         cluster, assignment = self._updater.metadata.cluster, self._assignment()
         is_changed = cluster is not self._cluster or assignment.version != self._version
+        is_open, self._is_open = self._is_open, False
         if self._is_due or is_changed or now >= self._next_check_ms:
             self._is_due = False
             self._cluster, self._version = cluster, assignment.version
-            self._next_check_ms = now + self._send(cluster, assignment, now)
+            self._next_check_ms = now + min(self._plan(cluster, assignment, now), self._send(now))
+        elif is_open:
+            self._next_check_ms = min(self._next_check_ms, now + self._send(now))
         return max(0.0, self._next_check_ms - now)
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _send(self, cluster: Cluster, assignment: Assignment, now: float) -> float:
+    def _plan(self, cluster: Cluster, assignment: Assignment, now: float) -> float:
+        """Check all partitions; returns the time until one of them is to be checked again."""
         wait_ms = math.inf
-        by_node: defaultdict[int, list[AssignedPartition]] = defaultdict(list)
-        waiting: set[int] = set()  # Nodes whose data the application has not taken.
+        plans: dict[int, _NodePlan] = {}
         for partition in assignment.partitions.values():
             node_id = self._node(partition, cluster, now)
-            if partition.is_buffered and not partition.paused:
-                waiting.add(node_id)
-            elif not self._is_fetchable(partition):
+            if not self._is_fetchable(partition):
                 continue
-            elif now < partition.retry_at_ms:
+            if now < partition.retry_at_ms:
                 wait_ms = min(wait_ms, partition.retry_at_ms - now)
             elif node_id == NO_LEADER:
                 self._failed(partition, Code.UNKNOWN_TOPIC_OR_PARTITION, now)
                 wait_ms = min(wait_ms, self._settings.retry_backoff_ms)
-            elif node_id not in self._in_flight:
-                by_node[node_id].append(partition)
-        for node_id, partitions in by_node.items():
+            else:
+                plan = plans.get(node_id)
+                if plan is None:
+                    plan = plans[node_id] = _NodePlan()
+                plan.add(partition, cluster.topics[partition.name.topic])
+                if partition.preferred_replica is not None:
+                    wait_ms = min(wait_ms, partition.preferred_until_ms - now)
+        self._plans = plans
+        return wait_ms
+
+    def _send(self, now: float) -> float:
+        """Send to the nodes that can get a request; returns the time until the next try."""
+        wait_ms = math.inf
+        for node_id, plan in self._plans.items():
+            if node_id in self._in_flight:
+                continue
             room = self._room()
-            if node_id in waiting or room <= 0:
-                continue  # the application thread calls `wake`
+            if room <= 0 or plan.is_waiting():
+                continue  # the application thread calls `data_taken`
             if self._client.is_ready(node_id, now):
-                self._send_to(node_id, partitions, room, now)
+                self._send_to(node_id, plan, room, now)
             else:
                 if self._client.is_backing_off(node_id, now):
                     self._updater.metadata.request_update()  # the leaders may have changed
-                    for partition in partitions:
+                    for partition in plan.requested.values():
                         partition.preferred_replica = None
                 self._is_due = True  # checked again after the next event of a connection
                 wait_ms = min(wait_ms, max(1.0, self._client.delay_ms(node_id, now)))
@@ -144,12 +225,7 @@ class PartitionFetcher:
 
     @staticmethod
     def _is_fetchable(partition: AssignedPartition) -> bool:
-        return (
-            partition.state is PositionState.FETCH
-            and not partition.paused
-            and not partition.is_buffered
-            and partition.error is None
-        )
+        return partition.state is PositionState.FETCH and not partition.paused and partition.error is None
 
     def _node(self, partition: AssignedPartition, cluster: Cluster, now: float) -> int:
         preferred = partition.preferred_replica
@@ -163,21 +239,12 @@ class PartitionFetcher:
         """Return how many bytes may be fetched now."""
         return self._settings.max_bytes - self._buffer.size - sum(self._in_flight.values())
 
-    def _send_to(self, node_id: int, partitions: list[AssignedPartition], room: int, now: float) -> None:
-        settings, topics = self._settings, self._updater.metadata.cluster.topics
-        fetched: dict[TopicPartition, FetchedFrom] = {}
-        requested: dict[TopicPartition, AssignedPartition] = {}
-        names: dict[bytes, str] = {}
-        for partition in partitions:
-            info = topics[partition.name.topic]
-            leader_epoch = info.partitions[partition.name.partition].leader_epoch
-            fetched[partition.name] = FetchedFrom(info.topic_id, partition.fetch_offset, leader_epoch)
-            requested[partition.name] = partition
-            names[info.topic_id] = info.name
+    def _send_to(self, node_id: int, plan: _NodePlan, room: int, now: float) -> None:
+        settings = self._settings
         session = self._sessions.get(node_id)
         if session is None:
             session = self._sessions[node_id] = FetchSession(settings.partition_bytes_max)
-        bytes_max = min(room, len(partitions) * settings.partition_bytes_max)
+        bytes_max = min(room, len(plan.rows) * settings.partition_bytes_max)
         base = FetchRequest(
             max_wait_ms=settings.max_wait_ms,
             min_bytes=settings.min_bytes,
@@ -185,11 +252,14 @@ class PartitionFetcher:
             isolation_level=int(settings.isolation),
             rack_id=settings.rack,
         )
-        request = session.request(fetched, base)
-        names.pop(ZERO_UUID, None)
+        if plan.is_sent:
+            request = session.next_request(plan.rows, plan.moved, base)
+        else:
+            request = session.request(plan.rows, base)
+        plan.is_sent, plan.moved, plan.delivered = True, {}, []
 
         def on_response(response: Response[FetchResponse]) -> None:
-            self._on_response(response, session, requested, names)
+            self._on_response(response, session, plan)
 
         self._in_flight[node_id] = bytes_max
         low = 4 if settings.isolation is Isolation.READ_COMMITTED else 0
@@ -199,30 +269,27 @@ class PartitionFetcher:
 
     # -- responses -----------------------------------------------------------------------------
 
-    def _on_response(
-        self,
-        response: Response[FetchResponse],
-        session: FetchSession,
-        requested: dict[TopicPartition, AssignedPartition],
-        names: dict[bytes, str],
-    ) -> None:
+    def _on_response(self, response: Response[FetchResponse], session: FetchSession, plan: _NodePlan) -> None:
         self._in_flight.pop(response.node_id, None)
-        self.wake()
-        now, message = self._clock.monotonic_ms(), response.message
+        self.data_taken()  # other nodes may have got too little room
+        now, message, requested = self._clock.monotonic_ms(), response.message, plan.requested
         if message is None:
+            self.wake()
             session.reset()
             self._updater.metadata.request_update()
             for partition in requested.values():
                 partition.preferred_replica = None
             return
         if message.error_code:
+            self.wake()
             self._session_failed(session, requested, message.error_code, now)
             return
         session.succeeded(message.session_id)
-        size = 0
+        received = _Received(response.node_id, message.node_endpoints, now)
+        arrived: list[Fetched] = []
         assignment = self._assignment()
         for topic in message.responses:
-            name = topic.topic or names.get(topic.topic_id, "")
+            name = topic.topic or plan.topics.get(topic.topic_id, "")
             for data in topic.partitions:
                 known = requested.get(TopicPartition(name, data.partition_index))
                 if known is None:
@@ -234,10 +301,19 @@ class PartitionFetcher:
                         topic.topic_id.hex(),
                     )
                 elif assignment.is_current(known):  # else it was moved by a seek, or revoked
-                    size += self._on_partition(known, data, response.node_id, message.node_endpoints, now)
+                    fetched = self._on_partition(known, data, received)
+                    if fetched is not None:
+                        arrived.append(fetched)
         if self._observer is not None:
-            self._observer.fetched(size, response.latency_ms, response.throttle_ms)
-        if size:
+            self._observer.fetched(response.node_id, response.latency_ms, response.throttle_ms)
+        if arrived:
+            totals = FetchTotals(len(arrived))
+            current = self._plans.get(response.node_id)
+            for fetched in arrived:
+                fetched.totals = totals
+                self._buffer.put(fetched)
+                if current is not None:
+                    current.move(fetched.partition)
             self._on_data()
 
     def _session_failed(
@@ -252,41 +328,38 @@ class PartitionFetcher:
         for partition in requested.values():
             self._failed(partition, code, now)
 
-    def _on_partition(
-        self,
-        partition: AssignedPartition,
-        data: PartitionData,
-        node_id: int,
-        endpoints: Sequence[NodeEndpoint],
-        now: float,
-    ) -> int:
-        """Handle the data of a partition; returns the number of bytes."""
-        code = data.error_code
+    def _on_partition(self, partition: AssignedPartition, data: PartitionData, received: _Received) -> Fetched | None:
+        """Return the data of a partition, or handle its error."""
+        code, now = data.error_code, received.now
         if code:
+            self.wake()
             if code == Code.OFFSET_OUT_OF_RANGE:
-                self._out_of_range(partition, node_id, now)
+                self._out_of_range(partition, received.node_id, now)
             else:
                 partition.preferred_replica = None
-                self._updater.set_leader(*partition.name, data.current_leader, endpoints)
+                self._updater.set_leader(*partition.name, data.current_leader, received.endpoints)
                 self._failed(partition, code, now)
-            return 0
+            return None
         partition.failing_since_ms = None
         partition.watermarks = Watermarks(data.log_start_offset, data.last_stable_offset, data.high_watermark)
         if data.preferred_read_replica >= 0:
+            self.wake()
             partition.preferred_replica = data.preferred_read_replica
             partition.preferred_until_ms = now + self._settings.preferred_replica_ms
         records = data.records
         if not records:
-            return 0
+            return None
         assert isinstance(records, bytes | bytearray | memoryview)
         committed_only = self._settings.isolation is Isolation.READ_COMMITTED
         aborted = (data.aborted_transactions or ()) if committed_only else None
         try:
             next_offset, epoch = end_of_data(records)
         except WireError as error:
+            self.wake()
             self._on_error(partition, located(error, partition.name, partition.fetch_offset))
-            return 0
+            return None
         if next_offset < 0:
+            self.wake()
             self._on_error(
                 partition,
                 RecordTooLargeError(
@@ -295,11 +368,11 @@ class PartitionFetcher:
                     "exceed: raise it"
                 ),
             )
-            return 0
-        self._buffer.put(visible(records, partition, aborted))
+            return None
+        fetched = visible(records, partition, aborted)
         partition.fetch_offset = max(partition.fetch_offset, next_offset)
         partition.epoch = epoch if epoch >= 0 else partition.epoch
-        return len(records)
+        return fetched
 
     def _out_of_range(self, partition: AssignedPartition, node_id: int, now: float) -> None:
         if partition.preferred_replica is not None and node_id != self._updater.metadata.cluster.leader(
@@ -329,3 +402,7 @@ class PartitionFetcher:
             self._on_error(partition, BrokerError(f"fetch of {partition.name}", code=code))
             return
         self._updater.metadata.request_update()
+
+
+def _ignore(response: Response[FetchResponse]) -> None:
+    """Ignore the response to the end of a session."""

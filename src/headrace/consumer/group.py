@@ -20,6 +20,7 @@ from headrace.consumer.classic_membership import ClassicMembership
 from headrace.consumer.consumer_membership import ConsumerMembership
 from headrace.consumer.coordinator import GroupCoordinator
 from headrace.consumer.membership import MemberParts, Membership, MemberState, Step, Topics
+from headrace.consumer.metrics import ConsumerMetrics
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, Assignment
 from headrace.consumer.rebalances import RebalanceListener, Rebalancer
 from headrace.consumer.results import Outcome
@@ -45,6 +46,7 @@ class Engine(Protocol):
     updater: MetadataUpdater
     is_polling: bool
     last_poll_ms: float
+    metrics: ConsumerMetrics
 
     @property
     def assignment(self) -> Assignment: ...
@@ -52,6 +54,7 @@ class Engine(Protocol):
     def call(self, command: Callable[[], None]) -> None: ...
     def add_step(self, step: Callable[[], object]) -> None: ...
     def raise_in_poll(self, error: HeadraceError) -> None: ...
+    def offsets_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
     def outcome(self) -> Outcome[T]: ...
     def wait(self, outcome: Outcome[T], timeout_ms: float, what: str) -> T: ...
 
@@ -193,7 +196,13 @@ class ConsumerGroup:
             if partition.position != UNKNOWN_OFFSET
         }
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout_ms: float,
+        *,
+        waits_for_topics: bool = True,
+    ) -> None:
         """Commit offsets and wait for the result."""
         if not offsets:
             return
@@ -205,7 +214,7 @@ class ConsumerGroup:
             else:
                 done.fail(error)
 
-        self._submit(offsets, on_result, timeout_ms)
+        self._submit(offsets, on_result, timeout_ms, waits_for_topics=waits_for_topics)
         self._engine.wait(done, timeout_ms, "OffsetCommit")
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], on_commit: OnCommit | None) -> None:
@@ -225,9 +234,19 @@ class ConsumerGroup:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         on_result: Callable[[HeadraceError | None], None],
         timeout_ms: float,
+        *,
+        waits_for_topics: bool = True,
     ) -> None:
         deadline_ms = self._engine.clock.monotonic_ms() + timeout_ms
-        self._engine.call(lambda: self.coordinator.commit(offsets, on_result, deadline_ms))
+
+        def settled(error: HeadraceError | None) -> None:
+            if error is None:
+                self._engine.offsets_committed(offsets)
+            on_result(error)
+
+        self._engine.call(
+            lambda: self.coordinator.commit(offsets, settled, deadline_ms, waits_for_topics=waits_for_topics)
+        )
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: float
@@ -259,11 +278,12 @@ class ConsumerGroup:
                 self.commit_async(self.positions(), None)
 
     def _commit_before_rebalance(self) -> None:
-        """Commit automatically before partitions move, for a bounded time."""
+        """Commit automatically before partitions move, for a bounded time. A topic may have been deleted."""
         if self._engine.settings.auto_commit_interval_ms is None:
             return
         try:
-            self.commit(self.positions(), min(LAST_COMMIT_MS_MAX, self._engine.settings.api_timeout_ms))
+            timeout_ms = min(LAST_COMMIT_MS_MAX, self._engine.settings.api_timeout_ms)
+            self.commit(self.positions(), timeout_ms, waits_for_topics=False)
         except HeadraceError as error:
             self._engine.log.warning("offsets were not committed before the rebalance: %s", error)
 

@@ -8,12 +8,16 @@ within the loop, or after `break`, leaves out the records that the application h
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 from headrace.consumer.partitions import AssignedPartition, Assignment
-from headrace.types import TopicPartition
 from headrace.wire.layout import ConsumerRecord
+
+_name = itemgetter(0, 1)  # topic and partition of a record
 
 
 class Partitions(Protocol):
@@ -30,9 +34,9 @@ class PendingRecords:
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
-        self._records: Iterator[ConsumerRecord] = iter(())
-        self._ends: dict[TopicPartition, tuple[AssignedPartition, int]] = {}  # And the position after all records.
-        self._last: tuple[AssignedPartition, int] | None = None  # The record that was yielded last.
+        self._runs: deque[tuple[AssignedPartition, Iterator[ConsumerRecord]]] = deque()  # Consecutive, by partition.
+        self._ends: dict[AssignedPartition, int] = {}  # The positions after all records.
+        self._last: tuple[AssignedPartition, ConsumerRecord] | None = None  # What was yielded last.
 
     @property
     def is_active(self) -> bool:
@@ -41,26 +45,26 @@ class PendingRecords:
 
     def add(self, records: Iterable[ConsumerRecord]) -> None:
         """Take the records of a poll, and move the positions back before them. Only when none is left."""
-        records = list(records)
         current = self._partitions.assignment.partitions
-        for record in records:
-            name = TopicPartition(record.topic, record.partition)
-            if name not in self._ends:
-                partition = current[name]
-                self._ends[name] = partition, partition.position
-                partition.position = record.offset
-        self._records = iter(records)
+        for name, run in groupby(records, _name):
+            rows = list(run)
+            partition = current[name]
+            if partition not in self._ends:
+                self._ends[partition] = partition.position
+                partition.position = rows[0].offset
+            self._runs.append((partition, iter(rows)))
 
     def next(self) -> ConsumerRecord | None:
         """Return the next record; None if none is left. Those of partitions that were sought or revoked are dropped."""
-        assignment = self._partitions.assignment
-        for record in self._records:
-            partition, _ = self._ends[TopicPartition(record.topic, record.partition)]
-            if assignment.is_current(partition):
+        is_current = self._partitions.assignment.is_current
+        while self._runs:
+            partition, rows = self._runs[0]
+            if is_current(partition) and (record := next(rows, None)) is not None:
                 partition.position = record.offset + 1
-                self._last = partition, record.offset
+                self._last = partition, record
                 return record
-        for partition, end in self._ends.values():
+            self._runs.popleft()
+        for partition, end in self._ends.items():
             partition.position = end
         self._ends.clear()
         self._last = None
@@ -68,11 +72,12 @@ class PendingRecords:
 
     def give_back(self) -> None:
         """Fetch the records again that were not yielded, for a `poll` amid an iteration."""
-        for partition, end in self._ends.values():
+        for partition, end in self._ends.items():
             if self._partitions.assignment.is_current(partition) and partition.position < end:
                 self._partitions.restart(partition, partition.position)
-        self._records, self._last = iter(()), None
+        self._runs.clear()
         self._ends.clear()
+        self._last = None
 
     def settle(self) -> None:
         """Count the records that were yielded as processed."""
@@ -80,7 +85,7 @@ class PendingRecords:
 
     def undo(self) -> None:
         """Move the position back before the record that was yielded last."""
-        if self._last is not None and self._partitions.assignment.is_current(self._last[0]):
-            partition, offset = self._last
-            partition.position = min(partition.position, offset)
+        if self._last is not None:
+            partition, record = self._last
+            partition.position = min(partition.position, record.offset)
         self.give_back()

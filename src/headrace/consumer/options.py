@@ -3,17 +3,17 @@
 Names, types, defaults and ranges are Kafka's, except:
 
     key.deserializer, value.deserializer   default to bytes, instead of being required
+    on.bad.record                          is headrace's, as in the Spark source
     options shared with the producer       see `headrace.config.client_options`
     `no_effect`                            marks options without a meaning here; setting one logs a warning, once
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from headrace.config import Between, NotEmpty, OneOf, Option, Options
 from headrace.config.client_options import COMMON_OPTIONS, FROM_0, INERT_SASL_OPTIONS, SASL_OPTIONS
 from headrace.config.offset_reset import ResetPolicy
+from headrace.config.serde_options import BadRecords
 from headrace.config.tls_options import TLS_OPTIONS
 
 ISOLATION_LEVEL = Option(
@@ -175,23 +175,26 @@ _PLUGINS = (
     Option("key.deserializer", "class", "bytes", "The deserializer of keys.", None, "high"),
     Option("value.deserializer", "class", "bytes", "The deserializer of values.", None, "high"),
     Option(
+        "on.bad.record",
+        "str",
+        BadRecords.FAIL.value,
+        "What to do with a record whose key or value the deserializer does not accept: fail, which raises an error; "
+        "null: return it with None or null instead; corrupt-column: as null, and `poll_arrow` returns the bytes and "
+        "the reason in the column _corrupt. An option of headrace.",
+        OneOf(*(choice.value for choice in BadRecords), ignore_case=True),
+    ),
+    Option(
         "interceptor.classes",
         "classes",
         (),
-        "Plug-ins that see every record before the application.",
+        "Plug-ins that see the records that `poll` returns, and committed offsets.",
         None,
         "low",
-        "consumers have no interceptors yet: wrap `poll`",
     ),
 )
 
-_NO_METRICS = "consumers have no metrics yet; `lag` returns the lag of a partition"
 # The live view shows producers only.
-_COMMON = tuple(
-    replace(option, no_effect=_NO_METRICS) if option.name.startswith(("metric.", "metrics.")) else option
-    for option in COMMON_OPTIONS
-    if not option.name.startswith("view.")
-)
+_COMMON = tuple(option for option in COMMON_OPTIONS if not option.name.startswith("view."))
 
 CONSUMER_OPTIONS = Options(
     *_COMMON,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from headrace.client.fetch_data import UNKNOWN_WATERMARKS, VisibleBatches, Watermarks, read_all
+from headrace.consumer.metrics import FetchTotals
 from headrace.errors import HeadraceError, MalformedError
 from headrace.types import TopicPartition
 from headrace.wire.api.fetch import AbortedTransaction
@@ -79,10 +80,12 @@ class Fetched:
     partition: AssignedPartition
     batches: VisibleBatches
     size: int
+    totals: FetchTotals = field(default_factory=FetchTotals)  # Of the whole response.
     # Application thread only.
     batch: RecordBatch | None = None  # The batch of which a part was returned.
     rest: list[ConsumerRecord] = field(default_factory=list)  # Its records, decoded, from next_index on.
     next_index: int = 0
+    record_count: int = 0  # Returned so far.
 
 
 class FetchBuffer:

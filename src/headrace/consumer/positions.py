@@ -25,6 +25,7 @@ from headrace.errors import (
     HeadraceError,
     LogTruncationError,
     NoOffsetError,
+    TimedOutError,
     UnsupportedVersionError,
 )
 from headrace.types import OffsetAndMetadata, TopicPartition
@@ -77,6 +78,10 @@ class PositionKeeper:
         """Check all partitions in the next iteration."""
         self._is_due = True
 
+    @property
+    def is_due(self) -> bool:
+        return self._is_due
+
     def run(self) -> None:
         """Start what the partitions need."""
         assignment, cluster = self._assignment(), self._metadata.cluster
@@ -117,7 +122,7 @@ class PositionKeeper:
             for partition in partitions:
                 partition.is_pending = False
                 if isinstance(result, HeadraceError):
-                    self._on_error(partition, result)
+                    self._failed(partition, result)
                 elif partition.name in result:
                     partition.start_at(result[partition.name].offset, result[partition.name].leader_epoch)
                 else:
@@ -145,7 +150,7 @@ class PositionKeeper:
         def on_offset(result: PartitionOffset | HeadraceError) -> None:
             partition.is_pending = False
             if isinstance(result, HeadraceError):
-                self._on_error(partition, result)
+                self._failed(partition, result)
             elif result.offset < 0:  # no record at that time or later
                 self._lookup(partition, LATEST)
             else:
@@ -183,7 +188,7 @@ class PositionKeeper:
             ):
                 self._validated(partition, leader_epoch)  # as Java: it needs Describe, which reading does not
             elif isinstance(result, HeadraceError):
-                self._on_error(partition, result)
+                self._failed(partition, result)
             elif result.offset < 0 or result.offset < offset:
                 self._truncated(partition, result, leader_epoch)
             else:
@@ -191,6 +196,14 @@ class PositionKeeper:
 
         deadline_ms = self._clock.monotonic_ms() + self._settings.api_timeout_ms
         self._lookups.add(EpochLookup(partition.name, epoch, on_offset, deadline_ms))
+
+    def _failed(self, partition: AssignedPartition, error: HeadraceError) -> None:
+        """Raise an error in `poll`. While the cluster cannot be reached, retry instead: polls return nothing then."""
+        if isinstance(error, TimedOutError):
+            self._log.warning("the position of %s is not known yet: %s; retrying", partition.name, error)
+            self.wake()
+        else:
+            self._on_error(partition, error)
 
     def _validated(self, partition: AssignedPartition, leader_epoch: int) -> None:
         partition.validated_epoch = leader_epoch

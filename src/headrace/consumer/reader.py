@@ -1,7 +1,7 @@
 """Fetched data to records or columns. Application thread only.
 
-    FetchBuffer.take → visible batches → RecordBatch.consumer_records → deserializers → poll
-                                       → ColumnCollector                              → poll_arrow
+    FetchBuffer.take → visible batches → RecordBatch.consumer_records → Deserialization.records → poll
+                                       → ColumnCollector              → Deserialization.columns → poll_arrow
 
 Everything that was fetched is taken at once, so that the next fetch is under way while this one is decoded.
 """
@@ -9,21 +9,21 @@ Everything that was fetched is taken at once, so that the next fetch is under wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
 from headrace.client.fetch_data import located
 from headrace.consumer.columns import ColumnCollector
+from headrace.consumer.deserialization import BadRow, Deserialization
+from headrace.consumer.metrics import ReadData
 from headrace.consumer.partitions import UNKNOWN_OFFSET, AssignedPartition, Assignment, FetchBuffer, Fetched
-from headrace.errors import DeserializationError, WireError
+from headrace.errors import DeserializationError, SchemaError, WireError
 from headrace.types import TopicPartition
 from headrace.wire.compression import DECOMPRESSED_BYTES_MAX
 from headrace.wire.layout import ConsumerRecord
 from headrace.wire.records import RecordBatch
-
-Deserialize = Callable[[ConsumerRecord], ConsumerRecord]
 
 
 class Partitions(Protocol):
@@ -37,21 +37,32 @@ class Partitions(Protocol):
     def data_taken(self) -> None:
         """Called when there is room for more data."""
 
+    def lag(self, partition: AssignedPartition) -> int | None:
+        """Return how many offsets a position is behind the end."""
+
+    def lead(self, partition: AssignedPartition) -> int | None:
+        """Return how many offsets a position is after the start."""
+
+    def data_read(self, parts: Sequence[ReadData]) -> None:
+        """Called with the data that were read completely, for the metrics."""
+
 
 class RecordReader:
     """Decodes fetched data, and moves the positions of their partitions."""
 
     def __init__(
-        self, buffer: FetchBuffer, partitions: Partitions, bytes_max: int, deserialize: Deserialize | None
+        self, buffer: FetchBuffer, partitions: Partitions, bytes_max: int, deserialization: Deserialization
     ) -> None:
         self._buffer = buffer
         self._partitions = partitions
         self._bytes_max = bytes_max
-        self._deserialize = deserialize
+        self._deserialization = deserialization
+        self._is_plain = deserialization.is_identity
         self._taken: deque[Fetched] = deque()
         self._paused: dict[TopicPartition, Fetched] = {}
         self._current: Fetched | None = None
         self._starts: dict[AssignedPartition, int] = {}  # Positions before the records that were returned last.
+        self._parts_read: list[ReadData] = []  # In this poll.
 
     # -- data ----------------------------------------------------------------------------------
 
@@ -106,10 +117,21 @@ class RecordReader:
             self._paused.clear()
 
     def _release(self, fetched: Fetched) -> None:
+        if fetched.size:
+            partition = fetched.partition
+            lag, lead = self._partitions.lag(partition), self._partitions.lead(partition)
+            self._parts_read.append(
+                ReadData(partition.name, fetched.size, fetched.record_count, lag, lead, fetched.totals)
+            )
         was_full = self._buffer.size >= self._bytes_max
         self._buffer.release(fetched)
         if was_full:
             self._partitions.data_taken()
+
+    def _report(self) -> None:
+        if self._parts_read:
+            self._partitions.data_read(self._parts_read)
+            self._parts_read = []
 
     def _finish(self, fetched: Fetched) -> None:
         """Release data that were returned completely."""
@@ -162,10 +184,12 @@ class RecordReader:
         try:
             while len(out) < count_max and (fetched := self._advance()) is not None:
                 self._add_records(fetched, count_max, out)
-        except (WireError, DeserializationError):
+        except (WireError, DeserializationError, SchemaError):
             if not out:
                 raise
             # The records before are returned first; the next call raises the error again.
+        finally:
+            self._report()
         return out
 
     def _add_records(self, fetched: Fetched, count_max: int, out: list[ConsumerRecord]) -> None:
@@ -177,7 +201,7 @@ class RecordReader:
             self._finish(fetched)
             return
         header, partition = batch.header, fetched.partition
-        is_whole = self._deserialize is None and header.record_count <= count_max - len(out)
+        is_whole = self._is_plain and header.record_count <= count_max - len(out)
         records = out if is_whole else fetched.rest
         before = len(out)
         try:
@@ -187,6 +211,7 @@ class RecordReader:
             self._restart(fetched, partition.position)
             raise located(error, partition.name, header.base_offset) from None
         if is_whole:
+            fetched.record_count += len(out) - before
             partition.position = header.last_offset + 1
             partition.position_epoch = header.leader_epoch
         else:
@@ -194,54 +219,102 @@ class RecordReader:
             self._add_rest(fetched, count_max, out)
 
     def _add_rest(self, fetched: Fetched, count_max: int, out: list[ConsumerRecord]) -> None:
-        """Add records of a batch that does not fit as a whole, or that is deserialized record by record."""
+        """Add records of a batch that does not fit as a whole, or that is deserialized."""
         partition, batch = fetched.partition, fetched.batch
         assert batch is not None
         start = fetched.next_index
         stop = min(len(fetched.rest), start + count_max - len(out))
         partition.position_epoch = batch.header.leader_epoch
-        if self._deserialize is None:
-            out += fetched.rest[start:stop]
-        else:
-            for index in range(start, stop):
-                record = fetched.rest[index]
-                partition.position = record.offset
-                fetched.next_index = index
-                out.append(self._deserialize(record))
-        fetched.next_index = stop
+        records, error = fetched.rest[start:stop], None
+        if records and not self._is_plain:
+            records, error = self._deserialization.records(records)
+        out += records
+        fetched.record_count += len(records)
+        fetched.next_index = stop = start + len(records)
         if stop < len(fetched.rest):
             partition.position = fetched.rest[stop].offset
-            return
-        partition.position = batch.header.last_offset + 1
-        fetched.batch, fetched.rest, fetched.next_index = None, [], 0
+        else:
+            partition.position = batch.header.last_offset + 1
+            fetched.batch, fetched.rest, fetched.next_index = None, [], 0
+        if error is not None:
+            raise error
 
     # -- columns -------------------------------------------------------------------------------
 
     def columns(self) -> pa.RecordBatch | None:
         """Return the fetched records as columns, up to about fetch.max.bytes of them; None if there are none."""
-        if self._advance() is None:
+        try:
+            while self._advance() is not None:
+                starts: dict[TopicPartition, tuple[Fetched, int]] = {}
+                batch = self._collect(starts)
+                if batch is not None:
+                    return batch if self._is_plain else self._deserialized(batch, starts)
             return None
+        finally:
+            self._report()
+
+    def _collect(self, starts: dict[TopicPartition, tuple[Fetched, int]]) -> pa.RecordBatch | None:
+        """Return the records that were taken, in columns; `starts` gets the positions before them."""
         size = sum(fetched.size for fetched in (*self._taken, self._current) if fetched is not None)
         collector = ColumnCollector(min(size, self._bytes_max))
-        starts: dict[TopicPartition, tuple[Fetched, int]] = {}
+        is_for_topic = self._deserialization.has_topic_types
         # What arrives meanwhile is for the next call.
         while (self._current is not None or self._taken) and collector.byte_count < self._bytes_max:
             fetched = self._advance()
             if fetched is None:
                 break
             partition = fetched.partition
+            if is_for_topic and starts and next(iter(starts)).topic != partition.name.topic:
+                break
             starts.setdefault(partition.name, (fetched, partition.position))
             batch = fetched.batch or self._next_batch(fetched)
             if batch is None:
                 self._finish(fetched)
                 continue
+            before = collector.row_count
             try:
                 collector.add(partition.name, batch, partition.position, DECOMPRESSED_BYTES_MAX)
             except WireError as error:
-                for begun, start in starts.values():
-                    self._restart(begun, start)  # nothing of it was returned
+                self._rewind(starts)
                 raise located(error, partition.name, batch.header.base_offset) from None
+            fetched.record_count += collector.row_count - before
             partition.position = batch.header.last_offset + 1
             partition.position_epoch = batch.header.leader_epoch
             fetched.batch, fetched.rest, fetched.next_index = None, [], 0
         return collector.finish()
+
+    def _deserialized(self, batch: pa.RecordBatch, starts: dict[TopicPartition, tuple[Fetched, int]]) -> pa.RecordBatch:
+        try:
+            typed, bad = self._deserialization.columns(batch)
+        except BaseException:
+            self._rewind(starts)
+            raise
+        return typed if bad is None else self._before(batch, typed, bad, starts)
+
+    def _before(
+        self,
+        batch: pa.RecordBatch,
+        typed: pa.RecordBatch,
+        bad: BadRow,
+        starts: dict[TopicPartition, tuple[Fetched, int]],
+    ) -> pa.RecordBatch:
+        """Return the rows before a bad one; raise its error if none of them is of its partition."""
+        names = [*map(TopicPartition, batch.column("topic").to_pylist(), batch.column("partition").to_pylist())]
+        if names[bad.row] not in names[: bad.row]:
+            self._rewind(starts)
+            raise bad.error
+        rest: dict[TopicPartition, tuple[Fetched, int]] = {}
+        offsets = batch.column("offset")
+        for row in range(bad.row, batch.num_rows):
+            if names[row] not in rest:
+                rest[names[row]] = (starts[names[row]][0], offsets[row].as_py())
+        before = {name: self._starts[fetched.partition] for name, (fetched, _) in rest.items()}
+        self._rewind(rest)
+        for name, position in before.items():
+            self._starts[self._partitions.assignment.partitions[name]] = position
+        return typed
+
+    def _rewind(self, positions: dict[TopicPartition, tuple[Fetched, int]]) -> None:
+        """Fetch again what was not returned."""
+        for fetched, offset in positions.values():
+            self._restart(fetched, offset)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from headrace.client.plugins import PrefixedLogger
+from headrace.consumer.metrics import ConsumerMetrics, Listener
 from headrace.consumer.partitions import AssignedPartition, Assignment, PositionState
 from headrace.types import TopicPartition
 
@@ -33,6 +34,8 @@ class Partitions(Protocol):
 
     @property
     def assignment(self) -> Assignment: ...
+    @property
+    def metrics(self) -> ConsumerMetrics: ...
     def assign(self, partitions: Iterable[AssignedPartition]) -> None: ...
 
 
@@ -59,16 +62,17 @@ class Rebalancer:
         self._log.info("%s %s", "lost" if lost else "revoking", ", ".join(map(str, revoked)))
         try:
             if lost:
-                self.listener.on_lost(revoked)
+                self._call("lost", self.listener.on_lost, revoked)
             else:
                 self._commit()
-                self.listener.on_revoked(revoked)
+                self._call("revoked", self.listener.on_revoked, revoked)
         finally:
             kept = self._partitions.assignment.partitions
             self._partitions.assign(partition for name, partition in kept.items() if name not in set(revoked))
 
     def apply(self, assigned: Iterable[TopicPartition]) -> bool:
         """Replace the partitions with those that the group has assigned; returns whether some were revoked."""
+        self._partitions.metrics.rebalance_started()
         names = set(assigned)
         before = set(self._partitions.assignment.partitions)
         self.revoke(before - names)
@@ -78,5 +82,22 @@ class Rebalancer:
             current.get(name) or AssignedPartition(name, PositionState.COMMITTED) for name in sorted(names)
         )
         self._log.info("assigned %s", ", ".join(map(str, sorted(names))) or "no partitions")
-        self.listener.on_assigned(added)
+        try:
+            self._call("assigned", self.listener.on_assigned, added)
+        finally:
+            self._partitions.metrics.rebalanced()
         return bool(before - names)
+
+    def _call(
+        self,
+        what: Listener,
+        method: Callable[[Collection[TopicPartition]], None],
+        partitions: Collection[TopicPartition],
+    ) -> None:
+        """Call a method of the listener, and record its time."""
+        metrics = self._partitions.metrics
+        started_ms = metrics.now_ms()
+        try:
+            method(partitions)
+        finally:
+            metrics.listener_called(what, started_ms)

@@ -29,6 +29,7 @@ from headrace.consumer.assignors import assignor_names
 from headrace.consumer.fetching import FetchSettings
 from headrace.consumer.options import CONSUMER_OPTIONS
 from headrace.errors import ConfigError
+from headrace.telemetry import reporters
 
 if TYPE_CHECKING:
     from headrace.config.option_types import ConsumerOptions
@@ -177,6 +178,8 @@ class ConsumerSettings:
     retry_backoff_max_ms: int
     connection: ConnectionSettings
     network: NetworkSettings
+    interceptors: tuple[object, ...]
+    metric_reporters: tuple[object, ...]
 
     @classmethod
     def build(cls, config: Config, plugins: PluginLoader) -> ConsumerSettings:
@@ -215,6 +218,8 @@ class ConsumerSettings:
                 reconnect_backoff_max_ms=config.of(int, "reconnect.backoff.max.ms"),
                 connections_max_idle_ms=config.of(int, "connections.max.idle.ms"),
             ),
+            interceptors=config.of(tuple, "interceptor.classes"),
+            metric_reporters=reporters.chosen(config),
         )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
-from headrace.consumer.consumer import record_deserializer
+from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.share_engine import FetchedRecords, ShareEngine
 from headrace.consumer.share_options import resolve_share
 from headrace.consumer.share_session import GAP, AcknowledgeType, TopicIdPartition
@@ -83,7 +83,7 @@ class ShareConsumer:
         self._delivered: dict[tuple[str, int, int], _Source] = {}  # not acknowledged yet
         self._engine = engine = ShareEngine(self.config, clock)
         try:
-            self._deserialize = record_deserializer(self.config, engine.plugins)
+            self._deserialization = Deserialization.load(self.config, engine.plugins, engine.log)
             engine.thread.start()
         except BaseException:
             engine.close(0)
@@ -181,17 +181,23 @@ class ShareConsumer:
                 batch.consumer_records(topic, partition, 0, decoded, DECOMPRESSED_BYTES_MAX)
         by_offset = {record.offset: record for record in decoded}
         source = _Source(fetched.node_id, fetched.key)
-        records, gaps = [], {}
+        acquired: list[ConsumerRecord] = []
+        counts: list[int] = []
+        gaps: dict[int, int] = {}
         for row in fetched.acquired:
             for offset in range(row.first_offset, row.last_offset + 1):
-                record = by_offset.get(offset)
-                if record is None:
+                if offset in by_offset:
+                    acquired.append(by_offset[offset])
+                    counts.append(row.delivery_count)
+                else:
                     gaps[offset] = GAP
-                    continue
-                if self._deserialize is not None:
-                    record = self._deserialize(record)
-                records.append(ShareRecord(*record, row.delivery_count))
-                self._delivered[topic, partition, offset] = source
+        if acquired and not self._deserialization.is_identity:
+            acquired, error = self._deserialization.records(acquired)
+            if error is not None:
+                raise error
+        records = [ShareRecord(*record, count) for record, count in zip(acquired, counts, strict=True)]
+        for record in acquired:
+            self._delivered[topic, partition, record.offset] = source
         if gaps:
             self._engine.call(lambda: self._engine.acknowledge(source.node_id, source.key, gaps))
         return records

@@ -29,6 +29,7 @@ _NOT_SUPPORTED = (
     "group.protocol",
     "group.remote.assignor",
     "interceptor.classes",
+    "metric.reporters",
     "partition.assignment.strategy",
 )
 

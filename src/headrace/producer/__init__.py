@@ -8,5 +8,5 @@ pipeline, interceptors, serializers, partitioners, plugins  what happens to a re
 arrow                                                       the same for Arrow columns
 accumulator, queues, batch, buffer_pool                     queued records
 sender, transactions, transaction_*, sequences              the I/O thread
-metrics, reporters                                          metrics
+metrics                                                     metrics; what all clients have is in telemetry
 """

@@ -25,7 +25,6 @@ from headrace.errors import AbortableError, TimedOutError
 from headrace.producer._send import RecordFuture
 from headrace.producer.batch import ArrowDelivery
 from headrace.producer.engine import SendEngine
-from headrace.producer.metrics import MetricName, Value
 from headrace.producer.producer import describe
 from headrace.producer.queues import TopicQueues
 from headrace.producer.records import (
@@ -37,6 +36,7 @@ from headrace.producer.records import (
     RecordMetadata,
 )
 from headrace.producer.settings import resolve
+from headrace.telemetry.metrics import MetricName, Value
 from headrace.types import GroupMember, GroupMetadata, PositionedMember
 
 if TYPE_CHECKING:

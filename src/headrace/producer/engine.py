@@ -32,7 +32,7 @@ from headrace.errors import (
     IoThreadError,
     TimedOutError,
 )
-from headrace.producer import process, reporters
+from headrace.producer import process
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ArrowDelivery, refused_future
@@ -48,6 +48,7 @@ from headrace.producer.sender import Sender
 from headrace.producer.settings import ProducerSettings, producer_log
 from headrace.producer.transaction_requests import PendingResult
 from headrace.producer.transactions import TransactionManager
+from headrace.telemetry import reporters
 from headrace.telemetry.listeners import SnapshotSource
 from headrace.types import GroupMember, GroupMetadata, PositionedMember
 from headrace.wire.records import record_bytes_max

@@ -33,7 +33,6 @@ from headrace.errors import (
 from headrace.producer._send import RecordFuture, TopicAppender
 from headrace.producer.batch import ArrowDelivery, ProducerBatch, refused_future
 from headrace.producer.interceptors import InterceptorCallback
-from headrace.producer.metrics import MetricName, Value
 from headrace.producer.partitioners import partition_for_key
 from headrace.producer.pipeline import SendPipeline
 from headrace.producer.producer import TransactionScope
@@ -49,6 +48,7 @@ from headrace.producer.records import (
 )
 from headrace.producer.settings import ProducerSettings, producer_log, resolve
 from headrace.producer.transaction_state import State, is_legal
+from headrace.telemetry.metrics import MetricName, Value
 from headrace.types import GroupMember, GroupMetadata, PositionedMember
 from headrace.wire.layout import HEADER_BYTES, Header
 from headrace.wire.records import record_bytes_max

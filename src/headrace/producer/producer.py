@@ -20,7 +20,6 @@ from headrace.errors import AbortableError
 from headrace.producer._send import FastSend, RecordFuture
 from headrace.producer.batch import ArrowDelivery
 from headrace.producer.engine import SendEngine
-from headrace.producer.metrics import MetricName, Value
 from headrace.producer.records import (
     ArrowTable,
     Delivery,
@@ -31,6 +30,7 @@ from headrace.producer.records import (
     checked_headers,
 )
 from headrace.producer.settings import ProducerSettings, resolve
+from headrace.telemetry.metrics import MetricName, Value
 from headrace.types import GroupMember, GroupMetadata, PositionedMember
 
 if TYPE_CHECKING:

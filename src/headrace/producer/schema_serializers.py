@@ -15,9 +15,7 @@ import pyarrow as pa
 
 from headrace.client.registry import SchemaRegistryClient
 from headrace.client.schema_encoder import SchemaEncoder
-from headrace.client.serde import SerdeRowError, SerdeSettings, registry_from
-from headrace.config.registry_options import PREFIX
-from headrace.config.serde_options import ALIASES, SERDE_OPTIONS
+from headrace.client.serde import SerdeRowError, plugin_settings, registry_from
 from headrace.errors import ConfigError, RegistryError, SchemaError, SerializationError
 from headrace.producer.serializers import Serializer
 from headrace.schema.types import SchemaFormat
@@ -38,13 +36,7 @@ class SchemaSerializer(Serializer):
 
     def configure(self, config: Mapping[str, object], is_key: bool) -> None:
         super().configure(config, is_key)
-        field = "key" if is_key else "value"
-        options = {name: config[name] for name in config if _is_own(name)}
-        format_name = self.format.value.lower()
-        if options.setdefault(f"{field}.format", format_name) != format_name:
-            raise ConfigError(f"{field}.serializer is {format_name}, {field}.format is {options[f'{field}.format']}")
-        settings = SerdeSettings.from_options(options, "key" if is_key else "value")
-        assert settings is not None
+        settings, options = plugin_settings(config, "key" if is_key else "value", self.format, "serializer")
         if self._registry is None:
             self._registry = registry_from(options)
         self._encoder = SchemaEncoder(self._registry, settings)
@@ -110,7 +102,3 @@ class JsonSchemaSerializer(SchemaSerializer):
     """JSON, with the id of its schema."""
 
     format = SchemaFormat.JSON
-
-
-def _is_own(name: str) -> bool:
-    return name.startswith(PREFIX) or name in SERDE_OPTIONS or name in ALIASES

@@ -28,6 +28,7 @@ from headrace.errors import ConfigError
 from headrace.producer.accumulator import AccumulatorSettings
 from headrace.producer.options import PRODUCER_OPTIONS, PROFILES
 from headrace.producer.sender import SenderSettings
+from headrace.telemetry import reporters
 from headrace.wire.compression import CODEC_IDS, DEFAULT_LEVELS, GZIP, LZ4, ZSTD
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ IDEMPOTENT_IN_FLIGHT_MAX = 5
 """A broker remembers this many batches of a producer; beyond it, it cannot recognize a duplicate."""
 ACKS_ALL = -1
 
-_JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"  # Kafka's default, ignored here.
 _LZ4_LEVEL_FAST = 9  # Kafka's default, which selects the fast compressor.
 _client_numbers = itertools.count(1)  # next() is atomic.
 _warned_no_effect: set[str] = set()  # One warning for each option and process.
@@ -299,7 +299,7 @@ class ProducerSettings:
             connect_timeout_max_ms=config.of(int, "socket.connection.setup.timeout.max.ms"),
             send_buffer_bytes=config.of(int, "send.buffer.bytes"),
             receive_buffer_bytes=config.of(int, "receive.buffer.bytes"),
-            metric_reporters=tuple(r for r in config.of(tuple, "metric.reporters") if r != _JMX_REPORTER),
+            metric_reporters=reporters.chosen(config),
             metrics_num_samples=config.of(int, "metrics.num.samples"),
             metrics_sample_window_ms=config.of(int, "metrics.sample.window.ms"),
         )

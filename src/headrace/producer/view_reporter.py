@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from headrace.config import Secret
 from headrace.config.clock import SYSTEM_CLOCK
-from headrace.producer.metrics import MetricsReporter
 from headrace.telemetry.listeners import SnapshotSource
+from headrace.telemetry.metrics import MetricsReporter
 from headrace.telemetry.models import ProducerReport
 from headrace.telemetry.sender import ReportSender, check_url, new_envelope
 

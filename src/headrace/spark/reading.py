@@ -29,11 +29,12 @@ import pyarrow.compute as pc
 from headrace.client.blocking import BlockingClient
 from headrace.client.fetch_data import located
 from headrace.client.fetcher import TOPIC_MAY_COME, Fetcher
+from headrace.config.serde_options import CORRUPT
 from headrace.errors import BrokerError, Code, TimedOutError, WireError
 from headrace.spark import consumer_options
 from headrace.spark.planning import OffsetRange, Recreated, report_data_loss
 from headrace.spark.read_columns import ReadColumns
-from headrace.spark.source_options import CORRUPT, SourceOptions
+from headrace.spark.source_options import SourceOptions
 from headrace.types import TopicPartition
 from headrace.wire.columns import HEADERS_TYPE, ArrowDecoder
 from headrace.wire.records import RecordBatch

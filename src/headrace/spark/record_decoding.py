@@ -15,18 +15,19 @@ import threading
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.client.schema_decoder import DecodedColumn, SchemaDecoder
 from headrace.client.serde import RowCause, SerdeRowError
+from headrace.client.typed_records import CORRUPT_TYPE, ERROR_CHARS_MAX, corrupt_column
+from headrace.config.serde_options import CORRUPT, BadRecords
 from headrace.spark.arrow_types import arrow_type, conform_rows
 from headrace.spark.errors import BadRecordError
 from headrace.spark.format_options import when_available
-from headrace.spark.source_options import CORRUPT, BadRecords, SourceOptions
+from headrace.spark.source_options import SourceOptions
 from headrace.types import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from headrace.schema.types import RecordField
     from headrace.spark.planning import OffsetRange
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace")
 
-CORRUPT_TYPE = pa.struct([("key", pa.binary()), ("value", pa.binary()), ("error", pa.string())])
 DECODERS_MAX = 32
 """Decoders that a process keeps; beyond that, all are made anew."""
-ERROR_CHARS_MAX = 2000
 
 _decoders: dict[bytes, SchemaDecoder] = {}  # Guarded by _lock.
 _lock = threading.Lock()
@@ -87,7 +86,7 @@ class RecordDecoding:
                 text = f"{name}: {error.text}"[:ERROR_CHARS_MAX]
                 errors[error.row] = f"{errors[error.row]}; {text}" if error.row in errors else text
         if self._options.on_bad_record is BadRecords.CORRUPT_COLUMN:
-            decoded[CORRUPT] = _corrupt(rows, errors) if errors else pa.nulls(rows.num_rows, CORRUPT_TYPE)
+            decoded[CORRUPT] = corrupt_column(rows, errors)
         self._bad_count += len(errors)
         return decoded
 
@@ -140,11 +139,3 @@ class RecordDecoding:
             raise BadRecordError(
                 f"{self._first_bad}. To go on without such records, set on.bad.record to null or corrupt-column"
             )
-
-
-def _corrupt(rows: pa.RecordBatch, errors: Mapping[int, str]) -> pa.Array:
-    """Return the column with the bytes and the reasons of bad records; null for the others."""
-    texts = pa.array([errors.get(row) for row in range(rows.num_rows)], pa.string())
-    is_bad = texts.is_valid()
-    children = [pc.if_else(is_bad, rows.column(name), None) for name in ("key", "value")]
-    return pa.StructArray.from_arrays([*children, texts], fields=list(CORRUPT_TYPE), mask=pc.invert(is_bad))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.config import Between, Config, NotEmpty, OneOf, Option, Options
+from headrace.config.serde_options import CORRUPT, BadRecords
 from headrace.errors import ConfigError
 from headrace.spark import consumer_options
 from headrace.spark.format_options import FORMAT_NAMES, FormatOptions, is_format_option
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace")
 
-CORRUPT = "_corrupt"
-"""The column with records that could not be decoded."""
 _COLUMNS = {
     "key": "binary",
     "value": "binary",
@@ -56,14 +55,6 @@ ORIGIN_PREFIX = "__"
 
 TYPO_SIMILARITY_MIN = 0.8
 """An unknown name this similar to a known one is a typing error, not another library's option."""
-
-
-class BadRecords(Enum):
-    """What to do with a record that cannot be decoded."""
-
-    FAIL = "fail"
-    NULL = "null"
-    CORRUPT_COLUMN = "corrupt-column"
 
 
 _OFFSETS = 'a text such as earliest, latest, or JSON such as {"topic":{"0":23,"1":-2}}'

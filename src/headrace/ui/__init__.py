@@ -3,7 +3,7 @@
     server.py      web server: pages, assets; access.py checks host, origin and token
     view.py        state shared by all pages
     collector.py   the thread that queries the cluster for all pages, and 15 minutes of history
-    cluster_feeds.py, group_feeds.py, transaction_feeds.py, access_feeds.py     the queries
+    cluster_feeds.py, group_feeds.py, transaction_feeds.py, access_feeds.py, client_feeds.py     the queries
     broker_control.py      control socket of a headrace broker: faults, counters
     reports.py     reports from producers and pipelines
 

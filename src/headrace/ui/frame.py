@@ -31,6 +31,7 @@ NAVIGATION = (
     ("Overview", "/", "o"),
     ("Topics", "/topics", "t"),
     ("Producers", "/producers", "p"),
+    ("Clients", "/clients", "c"),
     ("Transactions", "/transactions", "x"),
     ("Groups", "/groups", "g"),
     ("Pipelines", "/pipelines", "s"),
@@ -154,6 +155,10 @@ def transaction_url(transactional_id: str) -> str:
 
 def producer_url(id: str) -> str:
     return f"/producers?{urlencode({'id': id})}"
+
+
+def client_url(id: str) -> str:
+    return f"/clients?{urlencode({'id': id})}"
 
 
 def pipeline_url(name: str) -> str:

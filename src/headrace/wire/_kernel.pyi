@@ -10,11 +10,13 @@ from headrace.wire._reference import decode_message_set as decode_message_set
 from headrace.wire._reference import decode_records as decode_records
 from headrace.wire._reference import encode_columns as encode_columns
 from headrace.wire._reference import encode_message_set as encode_message_set
+from headrace.wire._reference import encode_produced as encode_produced
 from headrace.wire._reference import find_timestamp as find_timestamp
 from headrace.wire._reference import hash_rows as hash_rows
 from headrace.wire._reference import largest_row as largest_row
 from headrace.wire._reference import murmur2 as murmur2
 from headrace.wire._reference import partition_keys as partition_keys
 from headrace.wire._reference import scan_batches as scan_batches
+from headrace.wire._reference import scan_produce as scan_produce
 from headrace.wire._reference import scan_records as scan_records
 from headrace.wire._reference import write_header as write_header

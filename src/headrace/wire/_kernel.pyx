@@ -4,6 +4,7 @@
     _kernel_messages.pxi      messages by their plan
     _kernel_records.pxi       record by record encoding and decoding of batches
     _kernel_batches.pxi       consecutive batches, as in a log segment
+    _kernel_produce.pxi       produce requests with one batch
     _kernel_columns.pxi       batches from and to Arrow columns
     _kernel_message_sets.pxi  messages of magic 0 and 1
 """
@@ -21,7 +22,7 @@ from libc.string cimport memcpy, memset
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError
 from headrace.wire._reference.message_sets import decode_message_set as _decode_message_set_in_python
-from headrace.wire.layout import BatchHeader, ConsumerRecord, EncodedBatch, LegacyMessage, Record
+from headrace.wire.layout import BatchHeader, ConsumerRecord, EncodedBatch, LegacyMessage, Record, SingleBatch
 
 cdef extern from "_crc32c.h" nogil:
     void hr_crc_init()
@@ -99,5 +100,6 @@ def murmur2(data):
 include "_kernel_messages.pxi"
 include "_kernel_records.pxi"
 include "_kernel_batches.pxi"
+include "_kernel_produce.pxi"
 include "_kernel_columns.pxi"
 include "_kernel_message_sets.pxi"

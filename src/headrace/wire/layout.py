@@ -83,6 +83,19 @@ class BatchHeader(NamedTuple):
         return self.max_timestamp if self.attributes & LOG_APPEND_TIME else NO_TIMESTAMP
 
 
+class SingleBatch(NamedTuple):
+    """The only batch of a produce request."""
+
+    acks: int
+    timeout_ms: int
+    topic: str | bytes  # a name, from v13 on an id
+    partition: int
+    header: BatchHeader
+    start: int  # in the frame of the request
+    stop: int
+    keyless: int  # the index of the first record without a key; -1 if all have keys
+
+
 class Record(NamedTuple):
     """A decoded record."""
 

@@ -13,8 +13,13 @@ SOURCES = Path(__file__).parents[2] / "either" / "clients" / "go"
 
 def make_franz_go() -> ProgramClient:
     """The client; without Go the test is skipped."""
-    folder = fetched.fetched(_name(), _build, others="franzgo-*")
-    return ProgramClient(Program("franz-go", lambda: [str(folder / "client")]))
+    program = str(franz_go_program())
+    return ProgramClient(Program("franz-go", lambda: [program]))
+
+
+def franz_go_program() -> Path:
+    """The path of the program; without Go the test is skipped."""
+    return fetched.fetched(_name(), _build, others="franzgo-*") / "client"
 
 
 def is_built() -> bool:

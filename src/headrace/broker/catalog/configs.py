@@ -1,4 +1,6 @@
-"""Dynamic options of topics, brokers and groups, and client quotas. Options that are not set have their default.
+"""Dynamic options of topics, brokers, groups and client metrics, and client quotas.
+
+Options that are not set have their default.
 
 The entity of a quota is a user, a client id, both, or an IP address. Each part has a name; None is the default entity.
 """
@@ -12,6 +14,7 @@ from headrace.broker.catalog.journal import Event
 TOPIC = "topic"
 BROKER = "broker"
 GROUP = "group"
+CLIENT_METRICS = "client-metrics"
 
 USER = "user"
 CLIENT_ID = "client-id"

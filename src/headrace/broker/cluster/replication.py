@@ -37,7 +37,6 @@ class Replication:
             clock=broker.clock,
             settings=FetchSettings.of(config),
         )
-        broker.share_states.peers = cluster.peers
         broker.transactions.join(TransactionLinks(broker.node_id, broker.catalog.topics, cluster.peers))
         if not cluster.is_controller:
             broker.internal.create_on_controller = cluster.create_topic

@@ -8,8 +8,8 @@ inconsistent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.clock import TimerClock
@@ -24,8 +24,6 @@ from headrace.broker.groups.joining import JoiningClient, Joins
 from headrace.broker.groups.rebalance import Rebalances, sync_response
 from headrace.broker.groups.shard import AnyGroup, GroupSettings, InternalLog, Shard
 from headrace.broker.groups.share_group import ShareGroup
-from headrace.broker.groups.share_heartbeats import ShareHeartbeats, ShareStates
-from headrace.broker.groups.share_offsets import ShareOffsets
 from headrace.broker.groups.subscription_refresh import SubscriptionRefresh
 from headrace.config import Config
 from headrace.errors import BrokerError, Code
@@ -39,9 +37,13 @@ from headrace.wire.api.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from headrace.wire.api.share_groups import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from headrace.wire.internal_topics import coordinator_partition
 from headrace.wire.records import BatchProducer
+
+if TYPE_CHECKING:
+    from headrace.broker.groups.share_heartbeats import ShareHeartbeats, ShareStates
+    from headrace.broker.groups.share_offsets import ShareOffsets
+    from headrace.wire.api.share_groups import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
 STOP_SECONDS_MAX = 5
 """How long `stop` waits for pending writes."""
@@ -70,8 +72,13 @@ class _ShardComponents(NamedTuple):
     expiry: OffsetExpiry
     heartbeats: ConsumerHeartbeats
     classic_members: ClassicMembers
-    share_heartbeats: ShareHeartbeats
-    share_offsets: ShareOffsets
+
+
+class _ShareComponents(NamedTuple):
+    """The components for share groups of a shard."""
+
+    heartbeats: ShareHeartbeats
+    offsets: ShareOffsets
 
 
 class GroupCoordinator:
@@ -85,8 +92,9 @@ class GroupCoordinator:
         image: MetadataImage,
         transactions: TransactionVerifier,
         *,
-        share_states: ShareStates,
+        share_states: Callable[[], ShareStates],
     ) -> None:
+        """`share_states` is called when the first share group needs it."""
         self._internal = internal
         self._clock = clock
         self._settings = GroupSettings.of(config)
@@ -94,6 +102,7 @@ class GroupCoordinator:
         self._transactions = transactions
         self._share_states = share_states
         self._components: dict[int, _ShardComponents] = {}  # by partition of __consumer_offsets
+        self._share_components: dict[int, _ShareComponents] = {}  # made on first use
         self._is_stopped = False
 
     # -- start and stop --------------------------------------------------------------------------
@@ -134,8 +143,6 @@ class GroupCoordinator:
             expiry,
             ConsumerHeartbeats(shard, rebalances, sessions, refresh, self.consumer_settings),
             ClassicMembers(shard, sessions, joins, self.consumer_settings),
-            share_heartbeats := ShareHeartbeats(shard, self.consumer_settings, self._share_states),
-            ShareOffsets(shard, self.consumer_settings, self._share_states),
         )
 
         def loaded() -> None:
@@ -143,7 +150,8 @@ class GroupCoordinator:
             if components is not None and components.shard is shard:  # it may have been unloaded meanwhile
                 rebalances.take_over()
                 sessions.take_over()
-                share_heartbeats.take_over()
+                if shard.share_groups:
+                    self._share_components_of(shard).heartbeats.take_over()
                 expiry.start()
 
         shard.load(loaded)
@@ -151,6 +159,7 @@ class GroupCoordinator:
     def unload(self, index: int) -> Iterable[asyncio.Task[Any]]:
         """Drop the groups of a partition that another broker leads; return the tasks that still write."""
         components = self._components.pop(index, None)
+        self._share_components.pop(index, None)
         if components is None:
             return ()
         tasks = components.shard.close()
@@ -262,7 +271,8 @@ class GroupCoordinator:
     ) -> ShareGroupHeartbeatResponse:
         """Join, keep alive or leave a share group (KIP-932)."""
         components = self._components_of(request.group_id)
-        return await _shielded(components.shard, components.share_heartbeats.handle(request, client))
+        share = self._share_components_of(components.shard)
+        return await _shielded(components.shard, share.heartbeats.handle(request, client))
 
     async def leave_consumer_group(self, group_id: str, members: Collection[MemberIdentity]) -> list[Code]:
         """Remove classic members of a consumer group; return a code for each."""
@@ -398,7 +408,21 @@ class GroupCoordinator:
 
     def share_offsets(self, group_id: str) -> ShareOffsets:
         """Return the share groups and offsets of the shard of a group."""
-        return self._components_of(group_id).share_offsets
+        return self._share_components_of(self._components_of(group_id).shard).offsets
+
+    def _share_components_of(self, shard: Shard) -> _ShareComponents:
+        share = self._share_components.get(shard.index)
+        if share is None:
+            # Not for brokers without share groups: start-up time.
+            from headrace.broker.groups.share_heartbeats import ShareHeartbeats
+            from headrace.broker.groups.share_offsets import ShareOffsets
+
+            states = self._share_states()
+            share = self._share_components[shard.index] = _ShareComponents(
+                ShareHeartbeats(shard, self.consumer_settings, states),
+                ShareOffsets(shard, self.consumer_settings, states),
+            )
+        return share
 
     def describe_share_group(self, group_id: str) -> ShareGroup:
         """Return a share group, or raise GROUP_ID_NOT_FOUND."""
@@ -406,7 +430,8 @@ class GroupCoordinator:
 
     async def delete(self, group_id: str) -> None:
         components = self._components_of(group_id)
-        await components.share_offsets.delete_states(group_id)
+        if group_id in components.shard.share_groups:
+            await self.share_offsets(group_id).delete_states(group_id)
         await _shielded(components.shard, components.commits.delete_group(group_id))
 
 

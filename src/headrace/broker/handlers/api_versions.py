@@ -58,6 +58,7 @@ def handle_api_versions(broker: Broker, context: Context, request: ApiVersionsRe
         names = (request.client_software_name, request.client_software_version)
         if not all(_SOFTWARE.fullmatch(name) for name in names):
             return ApiVersionsResponse(error_code=Code.INVALID_REQUEST)
+        context.session.software_name, context.session.software_version = names
     supported = [
         SupportedFeatureKey(name=name, min_version=first, max_version=last)
         for name, (first, last, _) in FEATURES.items()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from headrace.broker.catalog.configs import BROKER, GROUP, TOPIC, Configs
+from headrace.broker.catalog.configs import BROKER, CLIENT_METRICS, GROUP, TOPIC, Configs
 from headrace.broker.catalog.topics import check_name
 from headrace.broker.configs import OPTIONS, TYPES, ConfigSource, Entry, ResourceType, check_values
 from headrace.broker.context import Context, HandlerResult, Session
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def handle_describe_configs(broker: Broker, context: Context, request: DescribeConfigsRequest) -> HandlerResult:
-    """Return the options of a topic, broker or group with their values and sources.
+    """Return the options of a topic, broker, group or client metrics subscription with their values and sources.
 
     v1+ synonyms and the source of each value · v3+ type and documentation.
     """
@@ -59,6 +59,7 @@ def _describe_resource(
             ResourceType.TOPIC: configurations.of_topic,
             ResourceType.BROKER: configurations.of_broker,
             ResourceType.GROUP: configurations.of_group,
+            ResourceType.CLIENT_METRICS: configurations.of_client_metrics,
         }[kind](name)
         described = [
             _describe_entry(context, request, entry)
@@ -153,16 +154,14 @@ def handle_list_config_resources(
 ) -> HandlerResult:
     """Return the resources that have options (KIP-1142).
 
-    v0 lists client metrics subscriptions only; this broker has none.
+    v0 lists client metrics subscriptions only.
     """
     try:
         broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE_CONFIGS)
     except BrokerError as error:
         return ListConfigResourcesResponse(error_code=error.code)
-    if context.api_version == 0:
-        return ListConfigResourcesResponse()
     known = {kind for kind in ResourceType if kind != ResourceType.UNKNOWN}
-    requested = set(request.resource_types) or known
+    requested = {ResourceType.CLIENT_METRICS} if context.api_version == 0 else set(request.resource_types) or known
     if not requested <= known:
         return ListConfigResourcesResponse(error_code=Code.UNSUPPORTED_VERSION)
     resources: list[tuple[str, int]] = []
@@ -172,6 +171,9 @@ def handle_list_config_resources(
         resources.append((str(broker.node_id), ResourceType.BROKER))
     if ResourceType.GROUP in requested:
         resources += [(name, ResourceType.GROUP) for name in sorted(broker.catalog.configs.names(GROUP))]
+    if ResourceType.CLIENT_METRICS in requested:
+        names = sorted(broker.catalog.configs.names(CLIENT_METRICS))
+        resources += [(name, ResourceType.CLIENT_METRICS) for name in names]
     rows = [ConfigResource(resource_name=name, resource_type=kind) for name, kind in resources]
     return ListConfigResourcesResponse(config_resources=rows)
 
@@ -187,7 +189,12 @@ _THROTTLES = frozenset(
     }
 )
 """Kafka's tools delete these options when a reassignment completes. headrace does not throttle: they are ignored."""
-_SECTIONS = {ResourceType.TOPIC: TOPIC, ResourceType.BROKER: BROKER, ResourceType.GROUP: GROUP}
+_SECTIONS = {
+    ResourceType.TOPIC: TOPIC,
+    ResourceType.BROKER: BROKER,
+    ResourceType.GROUP: GROUP,
+    ResourceType.CLIENT_METRICS: CLIENT_METRICS,
+}
 
 
 class Op(IntEnum):
@@ -221,9 +228,16 @@ def check_resource(broker: Broker, session: Session, kind: int, name: str, opera
             raise BrokerError("invalid group '': expected the id of a group", code=Code.INVALID_REQUEST)
         return ResourceType.GROUP
     broker.authorizer.require_on_cluster(session, operation)
+    if kind == ResourceType.CLIENT_METRICS:
+        if not name:
+            raise BrokerError(
+                "invalid client metrics '': expected the name of a subscription", code=Code.INVALID_REQUEST
+            )
+        return ResourceType.CLIENT_METRICS
     if kind != ResourceType.BROKER:
         raise BrokerError(
-            f"invalid resource type {kind}: only topics (2), brokers (4) and groups (32) have options",
+            f"invalid resource type {kind}: only topics (2), brokers (4), client metrics (16) and groups (32) have "
+            "options",
             code=Code.INVALID_REQUEST,
         )
     if name not in map(str, broker.catalog.brokers.by_id):  # every broker of the cluster can be configured

@@ -5,20 +5,22 @@
 v0-3 get message sets · v4+ isolation levels · v11+ clients may read from followers, and are redirected to the nearest
 (KIP-392) · v12+ last fetched epoch · v13+ topic ids · v15+ the broker epoch of a follower.
 
-Clients have no fetch sessions: every response has session id 0, so they send all partitions each time (KIP-227).
-Followers have sessions. They read up to the log end offset, and their fetch offset tells the leader what they have.
+v7+ have fetch sessions (KIP-227): requests and responses contain only the partitions that have changed. A client
+without one, because it wants none or there is no room, sends all partitions each time. Followers read up to the log end
+offset, and their fetch offset tells the leader what they have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.broker import fetching
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.fetching import FetchLimits, PartitionFetch, Read, Replica
+from headrace.broker.fetch_sessions import NEW_SESSION_EPOCH
+from headrace.broker.fetching import NO_REPLICA, FetchLimits, PartitionFetch, Read, Replica
 from headrace.broker.log.decompression import OLD_BYTES_MAX, release
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code, DecompressedSizeError, WireError
@@ -27,6 +29,7 @@ from headrace.wire.api.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
+    FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
@@ -40,7 +43,8 @@ from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.broker.cluster.follower_sessions import FollowerSession, FollowerSessions, TopicIdPartition
+    from headrace.broker.cluster.follower_sessions import FollowerSession, FollowerSessions
+    from headrace.broker.fetch_sessions import ClientSession, FetchSession, SessionKey
     from headrace.wire.layout import BatchHeader, Record
 
 RECORD_BATCHES_MIN_VERSION = 4  # v0-3 get message sets
@@ -64,8 +68,12 @@ def handle_fetch(broker: Broker, context: Context, request: FetchRequest) -> Han
         sessions = broker.replicas.follower_sessions
         if sessions is not None:
             return _fetch_in_session(broker, context, request, limits, replica=limits.replica, sessions=sessions)
-    if request.session_id and request.session_epoch > 0:
-        return FetchResponse(error_code=Code.FETCH_SESSION_ID_NOT_FOUND)
+    try:
+        session = _client_session(broker, context, request, limits)
+    except BrokerError as error:
+        return FetchResponse(error_code=error.code)
+    if session is not None:
+        return _fetch_in_client_session(broker, context, request, limits, session)
     topics = _find_partitions(broker, context, request, limits)
     fetches = [fetch for _, partitions in topics for fetch in partitions]
     reads, is_ready = fetching.read_all(fetches, limits)
@@ -121,7 +129,69 @@ def _wait_and_read(
     return read_again()
 
 
-# -- followers -----------------------------------------------------------------------------------
+# -- sessions of clients -------------------------------------------------------------------------
+
+
+def _client_session(
+    broker: Broker, context: Context, request: FetchRequest, limits: FetchLimits
+) -> ClientSession | None:
+    """Return the session of a request, with what the request changes; None: without a session."""
+    sessions = broker.replicas.client_sessions
+    by_id = context.api_version >= TOPIC_IDS_MIN_VERSION
+    if request.session_epoch > NEW_SESSION_EPOCH:
+        session = sessions.continued(request.session_id, request.session_epoch, by_id=by_id)
+        for forgotten in request.forgotten_topics_data:
+            for index in forgotten.partitions:
+                session.forget((forgotten.topic_id if by_id else forgotten.topic, index))
+        if not len(session) and not request.topics:
+            sessions.remove(session.id)  # its last partition was removed
+            return None
+        return session
+    sessions.remove(request.session_id)
+    if request.session_epoch < NEW_SESSION_EPOCH or not request.topics or limits.replica is not None:
+        return None
+    count = sum(len(topic.partitions) for topic in request.topics)
+    return sessions.begin(count, by_id=by_id, acls_version=broker.catalog.acls.version)
+
+
+def _fetch_in_client_session(
+    broker: Broker, context: Context, request: FetchRequest, limits: FetchLimits, session: ClientSession
+) -> HandlerResult:
+    requested = []
+    for topic in request.topics:
+        for part in topic.partitions:
+            key = (topic.topic_id if session.by_id else topic.topic, part.partition)
+            session.update(key, _partition_fetch(part))
+            requested.append(key)
+
+    def read(keys: Iterable[SessionKey]) -> tuple[dict[SessionKey, PartitionFetch], list[Read], bool]:
+        session.check_acls(broker.catalog.acls.version)
+        finder = _PartitionFinder(broker, context, request, limits)
+        due = session.due(keys)
+        for key, fetch in due.items():
+            finder.find(key[0], fetch)
+            session.update(key, fetch)
+        return due, *fetching.read_all([*due.values()], limits)
+
+    due, reads, is_ready = read(requested)
+    if is_ready or request.max_wait_ms <= 0:
+        return _session_response(context, limits, session, due, reads)
+    missing_bytes = limits.bytes_min - sum(len(read.data) for read in reads)
+    waiting = session.wait(broker.clock, min(request.max_wait_ms, WAIT_MS_MAX), missing_bytes)
+
+    async def read_again() -> FetchResponse:
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            broker.replicas.client_sessions.remove(session.id)  # the connection is closed: the client begins another
+            raise
+        now_due, now_read, _ = read(due)
+        return _session_response(context, limits, session, now_due, now_read)
+
+    return read_again()
+
+
+# -- sessions of followers -----------------------------------------------------------------------
 
 
 def _fetch_in_session(
@@ -144,14 +214,15 @@ def _fetch_in_session(
             session.forget((forgotten.topic_id, index))
     if context.api_version >= HIGH_WATERMARK_MIN_VERSION and request.topics:
         session.is_prompt = request.topics[0].partitions[0].high_watermark != NO_HIGH_WATERMARK_UPDATES
-    requested = [(topic.topic_id, fetch.index) for topic, partitions in topics for fetch in partitions]
+    requested: list[SessionKey] = []
     for topic, partitions in topics:
         for fetch in partitions:
-            session.update((topic.topic_id, fetch.index), fetch)
+            requested.append((topic.topic_id, fetch.index))
+            session.update(requested[-1], fetch)
     due = session.due(requested)
     reads, is_ready = fetching.read_all([*due.values()], limits)
     if is_ready or request.max_wait_ms <= 0:
-        return _session_response(context, session, due, reads)
+        return _session_response(context, limits, session, due, reads)
     waiting = session.wait(broker.clock, min(request.max_wait_ms, WAIT_MS_MAX))
     return _read_after(waiting, context, limits, session, due)
 
@@ -161,21 +232,30 @@ async def _read_after(
     context: Context,
     limits: FetchLimits,
     session: FollowerSession,
-    due: dict[TopicIdPartition, PartitionFetch],
+    due: dict[SessionKey, PartitionFetch],
 ) -> FetchResponse:
     await waiting
     due = session.due(due)
     reads, _ = fetching.read_all([*due.values()], limits)
-    return _session_response(context, session, due, reads)
+    return _session_response(context, limits, session, due, reads)
 
 
 def _session_response(
-    context: Context, session: FollowerSession, due: dict[TopicIdPartition, PartitionFetch], reads: Sequence[Read]
+    context: Context,
+    limits: FetchLimits,
+    session: FetchSession,
+    due: Mapping[SessionKey, PartitionFetch],
+    reads: Sequence[Read],
 ) -> FetchResponse:
-    topics: dict[bytes, list[PartitionData]] = {}
-    for (topic_id, _), fetch, read in session.unreported(due, reads):
-        topics.setdefault(topic_id, []).append(_partition_response(context.api_version, fetch, read))
-    rows = [FetchableTopicResponse(topic_id=topic_id, partitions=parts) for topic_id, parts in topics.items()]
+    topics: dict[bytes | str, list[PartitionData]] = {}
+    for (topic, _), fetch, read in session.unreported(due, reads, limits.end):
+        topics.setdefault(topic, []).append(_partition_response(context.api_version, fetch, read))
+    rows = [
+        FetchableTopicResponse(topic=topic, partitions=parts)
+        if isinstance(topic, str)
+        else FetchableTopicResponse(topic_id=topic, partitions=parts)
+        for topic, parts in topics.items()
+    ]
     return FetchResponse(session_id=session.id, responses=rows)
 
 
@@ -184,55 +264,79 @@ def _session_response(
 
 def _find_partitions(broker: Broker, context: Context, request: FetchRequest, limits: FetchLimits) -> _Topics:
     """Return the partitions of a request, each found and authorized or with the error that prevents reading it."""
-    find = broker.replicas.replica if limits.from_follower else broker.replicas.partition
-    select_replica = broker.replicas.replica_selector if request.rack_id and limits.from_follower else None
+    finder = _PartitionFinder(broker, context, request, limits)
+    by_id = context.api_version >= TOPIC_IDS_MIN_VERSION
     topics: _Topics = []
     for topic in request.topics:
-        fetches = [
-            PartitionFetch(
-                part.partition,
-                part.fetch_offset,
-                part.partition_max_bytes,
-                part.current_leader_epoch,
-                part.last_fetched_epoch,
-                part.log_start_offset,
-            )
-            for part in topic.partitions
-        ]
-        topics.append((topic, fetches))
-        try:
-            name = _readable_topic(broker, context, topic, limits)
-        except BrokerError as error:
-            for fetch in fetches:
-                fetch.error = error
-            continue
+        fetches = [_partition_fetch(part) for part in topic.partitions]
         for fetch in fetches:
-            try:
-                fetch.partition = find(name, fetch.index)
-                if select_replica is not None and fetch.partition.is_leader:
-                    fetch.preferred_replica = select_replica(fetch.partition, request.rack_id, fetch.offset)
-            except BrokerError as error:
-                fetch.error = error
+            finder.find(topic.topic_id if by_id else topic.topic, fetch)
+        topics.append((topic, fetches))
     return topics
 
 
-def _readable_topic(broker: Broker, context: Context, topic: FetchTopic, limits: FetchLimits) -> str:
-    """Return the name of a topic that the client or follower is authorized to read."""
-    name = topic.topic
-    if context.api_version >= TOPIC_IDS_MIN_VERSION:
-        known = broker.catalog.topics.by_id.get(topic.topic_id)
-        if known is None or topic.topic_id == ZERO_UUID:
-            raise BrokerError(f"unknown topic id {topic.topic_id.hex()}", code=Code.UNKNOWN_TOPIC_ID)
-        name = known.name
-    allows, session = broker.authorizer.allows, context.session
-    if limits.replica is not None:
-        if not allows(session, Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+def _partition_fetch(part: FetchPartition) -> PartitionFetch:
+    return PartitionFetch(
+        part.partition,
+        part.fetch_offset,
+        part.partition_max_bytes,
+        part.current_leader_epoch,
+        part.last_fetched_epoch,
+        part.log_start_offset,
+    )
+
+
+class _PartitionFinder:
+    """Finds and authorizes the partitions of a request."""
+
+    def __init__(self, broker: Broker, context: Context, request: FetchRequest, limits: FetchLimits) -> None:
+        self._broker = broker
+        self._session = context.session
+        self._is_replica = limits.replica is not None
+        self._find = broker.replicas.replica if limits.from_follower else broker.replicas.partition
+        self._select_replica = broker.replicas.replica_selector if request.rack_id and limits.from_follower else None
+        self._rack = request.rack_id
+        self._topics: dict[bytes | str, str | BrokerError] = {}
+
+    def find(self, topic: bytes | str, fetch: PartitionFetch) -> None:
+        """Set the partition of a fetch, or the error that prevents reading it. `topic` is an id or a name."""
+        fetch.partition, fetch.error, fetch.preferred_replica = None, None, NO_REPLICA
+        name = self._topics.get(topic)
+        if name is None:
+            try:
+                name = self._readable_topic(topic)
+            except BrokerError as error:
+                name = error
+            self._topics[topic] = name
+        if isinstance(name, BrokerError):
+            fetch.error = name
+            return
+        try:
+            partition = self._find(name, fetch.index)
+            if self._select_replica is not None and partition.is_leader:
+                fetch.preferred_replica = self._select_replica(partition, self._rack, fetch.offset)
+            fetch.partition = partition
+        except BrokerError as error:
+            fetch.error = error
+
+    def _readable_topic(self, topic: bytes | str) -> str:
+        """Return the name of a topic that the client or follower is authorized to read."""
+        authorizer = self._broker.authorizer
+        if isinstance(topic, str):
+            name = topic
+        else:
+            known = self._broker.catalog.topics.by_id.get(topic)
+            if known is None or topic == ZERO_UUID:
+                raise BrokerError(f"unknown topic id {topic.hex()}", code=Code.UNKNOWN_TOPIC_ID)
+            name = known.name
+        if not self._is_replica:
+            authorizer.require(self._session, Operation.READ, Resource.TOPIC, name)
+        elif not authorizer.allows(self._session, Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
             raise BrokerError(
-                f"{session.principal} is not authorized to fetch as a replica", code=Code.TOPIC_AUTHORIZATION_FAILED
+                f"{self._session.principal} is not authorized to fetch as a replica",
+                code=Code.TOPIC_AUTHORIZATION_FAILED,
             )
         return name
-    broker.authorizer.require(session, Operation.READ, Resource.TOPIC, name)
-    return name
 
 
 def _recheck_partitions(broker: Broker, topics: _Topics, context: Context) -> None:

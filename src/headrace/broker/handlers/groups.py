@@ -1,4 +1,4 @@
-"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat, ShareGroupHeartbeat, FindCoordinator."""
+"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat and FindCoordinator: group membership."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from headrace.broker.groups.group import MemberClaim
 from headrace.broker.groups.joining import JoiningClient
 from headrace.broker.nodes import node
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
-from headrace.broker.share.state import SharePartitionKey
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.groups import (
     ConsumerGroupHeartbeatRequest,
@@ -29,7 +28,6 @@ from headrace.wire.api.groups import (
     SyncGroupResponse,
 )
 from headrace.wire.api.metadata import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
-from headrace.wire.api.share_groups import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from headrace.wire.internal_topics import coordinator_partition
 
 if TYPE_CHECKING:
@@ -129,6 +127,8 @@ def _check_share_key(broker: Broker, context: Context, key: str) -> None:
             f"share coordinators need FindCoordinator v{SHARE_MIN_VERSION}, got v{context.api_version}",
             code=Code.INVALID_REQUEST,
         )
+    from headrace.broker.share.state import SharePartitionKey  # not for brokers without share groups: start-up time
+
     broker.authorizer.require(context.session, Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME)
     SharePartitionKey.parse(key)
 
@@ -270,26 +270,3 @@ async def handle_consumer_group_heartbeat(
         return await broker.groups.consumer_heartbeat(request, client)
     except BrokerError as error:
         return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))
-
-
-# -- ShareGroupHeartbeat -------------------------------------------------------------------------
-
-
-async def handle_share_group_heartbeat(
-    broker: Broker, context: Context, request: ShareGroupHeartbeatRequest
-) -> ShareGroupHeartbeatResponse:
-    """Join a share group, keep a member alive, return its assignment, or leave (KIP-932)."""
-    session, allows = context.session, broker.authorizer.allows
-    try:
-        broker.authorizer.require(session, Operation.READ, Resource.GROUP, request.group_id)
-        for topic in request.subscribed_topic_names or ():
-            broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, topic)
-        client = HeartbeatClient(
-            context.client_id or "",
-            f"/{session.host}",
-            context.api_version,
-            lambda topic: allows(session, Operation.DESCRIBE, Resource.TOPIC, topic),
-        )
-        return await broker.groups.share_heartbeat(request, client)
-    except BrokerError as error:
-        return ShareGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))

@@ -65,12 +65,12 @@ async def handle_share_fetch(broker: Broker, context: Context, request: ShareFet
     fetched: dict[TopicIdPartition, Fetched] = {}
     if request.share_session_epoch != FINAL_EPOCH and not request.is_renew_ack:
         fetched = await _fetch(broker, context, request, session)
-        if session.epoch != epoch and broker.share_partitions.sessions.is_current(session):
+        if session.epoch != epoch and broker.share.partitions.sessions.is_current(session):
             return ShareFetchResponse(error_code=Code.INVALID_SHARE_SESSION_EPOCH)
     if request.share_session_epoch == FINAL_EPOCH:
-        broker.share_partitions.end_session(session)
+        broker.share.partitions.end_session(session)
     response = _fetch_response(broker, context, session, fetched, acknowledged, is_full=is_full)
-    return response.replace(acquisition_lock_timeout_ms=broker.share_partitions.settings_of(group_id).lock_ms)
+    return response.replace(acquisition_lock_timeout_ms=broker.share.partitions.settings_of(group_id).lock_ms)
 
 
 def _check_member(
@@ -107,7 +107,7 @@ def _find_session(
     *,
     has_acknowledgements: bool,
 ) -> ShareSession:
-    sessions = broker.share_partitions.sessions
+    sessions = broker.share.partitions.sessions
     group_id, member_id, epoch = request.group_id or "", request.member_id or "", request.share_session_epoch
     if epoch == INITIAL_EPOCH:
         if has_acknowledgements:
@@ -141,7 +141,7 @@ async def _fetch(
         request.share_acquire_mode,
     )
     if partitions and bytes_max > 0 and request.max_records > 0:
-        fetch = ShareFetch(broker.share_partitions, session, partitions, limits)
+        fetch = ShareFetch(broker.share.partitions, session, partitions, limits)
         results |= await fetch.run()
     return results
 
@@ -229,13 +229,13 @@ async def handle_share_acknowledge(
         group_id, member_id = _check_member(broker, context, request)
         if request.share_session_epoch == INITIAL_EPOCH:
             raise BrokerError("The share session epoch is invalid.", code=Code.INVALID_SHARE_SESSION_EPOCH)
-        session = broker.share_partitions.sessions.find(group_id, member_id, request.share_session_epoch)
+        session = broker.share.partitions.sessions.find(group_id, member_id, request.share_session_epoch)
     except BrokerError as error:
         return ShareAcknowledgeResponse(error_code=error.code, error_message=str(error.args[0]))
     rows = {(topic.topic_id, part.partition_index): part for topic in request.topics for part in topic.partitions}
     acknowledged = await _acknowledge(broker, context, request, rows)
     if request.share_session_epoch == FINAL_EPOCH:
-        broker.share_partitions.end_session(session)
+        broker.share.partitions.end_session(session)
     topics: dict[bytes, list[ShareAcknowledgePartitionData]] = {}
     nodes: set[int] = set()
     for key, failure in acknowledged.items():
@@ -251,7 +251,7 @@ async def handle_share_acknowledge(
     return ShareAcknowledgeResponse(
         responses=responses,
         node_endpoints=_endpoints(broker, context, nodes),
-        acquisition_lock_timeout_ms=broker.share_partitions.settings_of(group_id).lock_ms,
+        acquisition_lock_timeout_ms=broker.share.partitions.settings_of(group_id).lock_ms,
     )
 
 
@@ -276,7 +276,7 @@ async def _acknowledge(
         except BrokerError as error:
             results[key] = error
     valid = {key: batches for key, batches in valid.items() if batches}
-    results |= await broker.share_partitions.acknowledge(request.group_id or "", request.member_id or "", valid)
+    results |= await broker.share.partitions.acknowledge(request.group_id or "", request.member_id or "", valid)
     return results
 
 

@@ -1,4 +1,4 @@
-"""ShareGroupDescribe, DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets (KIP-932)."""
+"""Share groups (KIP-932): ShareGroupHeartbeat, ShareGroupDescribe, and the APIs for offsets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.catalog.topics import NO_LEADER, Topic
 from headrace.broker.context import Context, HandlerResult
+from headrace.broker.groups.consumer_heartbeats import HeartbeatClient
 from headrace.broker.groups.share_offsets import NewOffset
 from headrace.broker.groups.share_records import ShareGroupMember
 from headrace.broker.security.authorizer import Operation, Resource
@@ -39,6 +40,8 @@ from headrace.wire.api.share_groups import (
     DescribeShareGroupOffsetsResponseTopic,
     ShareGroupDescribeRequest,
     ShareGroupDescribeResponse,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
     ShareMember,
 )
 
@@ -52,6 +55,29 @@ DEBUGGING_CONSUMER = -2
 """The replica id with which a broker reads offsets that are not replicated yet."""
 LIST_OFFSETS_MS_MAX = 5_000
 _UNKNOWN_TOPIC = "This server does not host this topic-partition."
+
+# -- ShareGroupHeartbeat -------------------------------------------------------------------------
+
+
+async def handle_share_group_heartbeat(
+    broker: Broker, context: Context, request: ShareGroupHeartbeatRequest
+) -> ShareGroupHeartbeatResponse:
+    """Join a share group, keep a member alive, return its assignment, or leave (KIP-932)."""
+    session, allows = context.session, broker.authorizer.allows
+    try:
+        broker.authorizer.require(session, Operation.READ, Resource.GROUP, request.group_id)
+        for topic in request.subscribed_topic_names or ():
+            broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, topic)
+        client = HeartbeatClient(
+            context.client_id or "",
+            f"/{session.host}",
+            context.api_version,
+            lambda topic: allows(session, Operation.DESCRIBE, Resource.TOPIC, topic),
+        )
+        return await broker.groups.share_heartbeat(request, client)
+    except BrokerError as error:
+        return ShareGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))
+
 
 # -- ShareGroupDescribe --------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ async def handle_initialize_share_group_state(
     broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
 
     async def initialize(key: SharePartitionKey, row: InitializePartition) -> None:
-        await broker.share_coordinator.initialize(key, row.state_epoch, row.start_offset)
+        await broker.share.coordinator.initialize(key, row.state_epoch, row.start_offset)
 
     results = [
         InitializeStateResult(
@@ -73,7 +73,7 @@ async def handle_read_share_group_state(
     async def read(topic_id: bytes, row: ReadPartition) -> ReadPartitionResult:
         try:
             key = SharePartitionKey(request.group_id, topic_id, row.partition)
-            state = await broker.share_coordinator.read(key, row.leader_epoch)
+            state = await broker.share.coordinator.read(key, row.leader_epoch)
         except BrokerError as error:
             return ReadPartitionResult(partition=row.partition, error_code=error.code, error_message=str(error.args[0]))
         return ReadPartitionResult(
@@ -102,7 +102,7 @@ async def handle_write_share_group_state(
         update = StateUpdate(
             row.state_epoch, row.leader_epoch, row.start_offset, row.delivery_complete_count, row.state_batches
         )
-        await broker.share_coordinator.write(key, update)
+        await broker.share.coordinator.write(key, update)
 
     results = [
         WriteStateResult(
@@ -120,7 +120,7 @@ async def handle_delete_share_group_state(
     broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
 
     async def delete(key: SharePartitionKey, row: DeletePartition) -> None:
-        await broker.share_coordinator.delete(key)
+        await broker.share.coordinator.delete(key)
 
     results = [
         DeleteStateResult(
@@ -140,7 +140,7 @@ async def handle_read_share_group_state_summary(
 
     def summary(topic_id: bytes, row: SummaryPartition) -> SummaryPartitionResult:
         try:
-            state = broker.share_coordinator.summary(SharePartitionKey(request.group_id, topic_id, row.partition))
+            state = broker.share.coordinator.summary(SharePartitionKey(request.group_id, topic_id, row.partition))
         except BrokerError as error:
             return SummaryPartitionResult(
                 partition=row.partition, error_code=error.code, error_message=str(error.args[0])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.broker.topic_options import TOPIC_OPTIONS, broker_defaults
-from headrace.config import Config
+from headrace.config import LONG_MAX, Config
 from headrace.errors import ConfigError
 from headrace.wire.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
@@ -43,6 +43,11 @@ class LogConfig:
     codec: int | None
     """The codec of the records; None: the producer's."""
     codec_level: int | None
+
+    @property
+    def is_flushed_early(self) -> bool:
+        """Whether flush.messages or flush.ms is set."""
+        return self.flush_messages != LONG_MAX or self.flush_ms != LONG_MAX
 
     @classmethod
     def resolve(cls, overrides: Mapping[str, str], broker: Mapping[str, object] = {}) -> LogConfig:

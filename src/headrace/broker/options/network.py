@@ -205,7 +205,6 @@ SOCKETS = (
         1_000,
         "Fetch sessions that are kept; without a session clients send all partitions with every request.",
         _FROM_0,
-        no_effect="every fetch contains all its partitions; there are no fetch sessions",
     ),
     Option(
         "max.request.partition.size.limit",
@@ -235,4 +234,16 @@ SCHEMA_REGISTRY = (
     ),
 )
 
-NETWORK = IDENTITY + LISTENERS + MEMBERSHIP + SOCKETS + SCHEMA_REGISTRY
+CLIENT_METRICS = (
+    Option(
+        "headrace.metrics.listener",
+        "str",
+        None,
+        "HOST:PORT of an HTTP listener with the path /metrics: counters of the broker, and the metrics that clients "
+        "push (KIP-714), in the text format of Prometheus; port 0: a free port. Not set: there is none.",
+        None,
+    ),
+    Option("telemetry.max.bytes", "int", 1_048_576, "The maximum size of metrics that a client pushes.", _FROM_1),
+)
+
+NETWORK = IDENTITY + LISTENERS + MEMBERSHIP + SOCKETS + SCHEMA_REGISTRY + CLIENT_METRICS

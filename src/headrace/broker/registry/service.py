@@ -69,9 +69,9 @@ class RegistryService:
             self._registry.close()
 
 
-def parse_listener(text: str) -> tuple[str, int]:
+def parse_listener(text: str, option: str = LISTENER) -> tuple[str, int]:
     """Return host and port of HOST:PORT; an IPv6 address without its brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > PORT_MAX:
-        raise ConfigError(f"invalid {LISTENER}: expected HOST:PORT, got {text!r}")
+        raise ConfigError(f"invalid {option}: expected HOST:PORT, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -104,7 +104,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         peer = transport.get_extra_info("peername")
-        self.session.host = peer[0] if peer else ""
+        self.session.host, self.session.port = peer[:2] if peer else ("", 0)
         if self.listener.tls is None:
             self._sender = SocketSender(transport, self._server.loop, self._drained)
         else:

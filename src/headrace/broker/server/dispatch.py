@@ -21,6 +21,7 @@ from headrace.broker.context import Context, HandlerResult
 from headrace.broker.error_responses import mirrored_error
 from headrace.broker.faults import CloseConnection
 from headrace.broker.handlers import SUPPORTED, failure_handler, supported
+from headrace.broker.handlers.single_batch import append_single_batch
 from headrace.errors import BrokerError, Code, MalformedError
 from headrace.wire.api import ApiKey, api_name, response_class
 from headrace.wire.frames import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.broker")
 
 _int32 = struct.Struct(">i")
+_PRODUCE = int(ApiKey.PRODUCE)
 _ABANDONABLE = frozenset({ApiKey.FETCH, ApiKey.CATALOG_FETCH})
 """Read-only requests, which are cancelled when the connection is closed."""
 
@@ -84,13 +86,17 @@ class Dispatcher:
             if sasl is not None and not sasl.admits(header[0]):
                 connection.close(f"{api_name(header[0])} without authentication, or after the session has expired")
                 return None
+            broker = self._broker
+            if header[0] == _PRODUCE and not (broker.faults.active or broker.quotas.active):
+                response = append_single_batch(broker, connection.session, header, frame, pos)
+                if response is not None:
+                    return [response]
             request = decode_request_body(header, frame, pos)
         except MalformedError as error:
             connection.close(str(error))
             return None
         context = Context(connection.session, header[0], header[1], header[3], header[2])
         started = perf_counter()
-        broker = self._broker
         try:
             handle = broker.handler(header[0])
             if broker.faults.active and (fault := broker.faults.match(context, request)) is not None:

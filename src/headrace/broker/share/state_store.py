@@ -62,11 +62,14 @@ class _PartitionResult(Protocol):
 class ShareStateStore:
     """Reads and writes the state of share partitions, wherever their coordinator is. Event loop only."""
 
-    def __init__(self, coordinator: ShareCoordinator, topics: Topics, node_id: int) -> None:
+    def __init__(
+        self, coordinator: ShareCoordinator, topics: Topics, node_id: int, peers: Callable[[], Peers | None]
+    ) -> None:
+        """`peers` returns the connections to other brokers; None if the broker is standalone."""
         self._coordinator = coordinator
         self._topics = topics
         self._node_id = node_id
-        self.peers: Peers | None = None  # None: standalone
+        self._peers = peers
 
     async def initialize(self, key: SharePartitionKey, state_epoch: int, start_offset: int) -> None:
         """Start a new state at an offset."""
@@ -164,10 +167,10 @@ class ShareStateStore:
             if attempt:
                 await asyncio.sleep(RETRY_MS / 1000)
             try:
-                node = self._leader(key)
-                if node == self._node_id or self.peers is None:
+                node, peers = self._leader(key), self._peers()
+                if node == self._node_id or peers is None:
                     return await local()
-                return await remote(self.peers, node)
+                return await remote(peers, node)
             except BrokerError as error:
                 if error.code not in _RETRIED:
                     raise

@@ -27,11 +27,12 @@ class ResourceKind(Enum):
     TOPIC = 2
     BROKER = 4
     BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
     GROUP = 32
 
 
 class ConfigResource(NamedTuple):
-    """A topic, broker or group. A broker's name is its id, or empty for the defaults of all brokers."""
+    """A resource with options. The name of a broker is its id, or empty for the defaults of all brokers."""
 
     kind: ResourceKind
     name: str

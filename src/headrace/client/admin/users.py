@@ -53,7 +53,7 @@ class UserAdmin(Admin):
     """Users that authenticate with SASL SCRAM."""
 
     def describe_user_scram_credentials(self, users: Iterable[str] = ()) -> dict[str, tuple[ScramCredentialInfo, ...]]:
-        """Return the mechanisms that users have credentials for, by user; of all users without `users`."""
+        """Return the mechanisms that users have credentials for, sorted, by user; of all users without `users`."""
         names = [UserName(name=name) for name in users]
         response = self.client.request(
             DescribeUserScramCredentialsRequest(users=names or None), codes=lambda response: [response.error_code]
@@ -64,7 +64,7 @@ class UserAdmin(Admin):
         return {
             result.user: tuple(
                 ScramCredentialInfo(_MECHANISMS.get(info.mechanism, "UNKNOWN"), info.iterations)
-                for info in result.credential_infos
+                for info in sorted(result.credential_infos, key=lambda info: info.mechanism)
             )
             for result in described
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.ui.pages import (
     access,
+    clients,
     faults,
     groups,
     messages,
@@ -16,4 +17,17 @@ from headrace.ui.pages import (
     transactions,
 )
 
-PAGES = (overview, topics, topic, messages, schema, producers, transactions, groups, pipelines, access, faults)
+PAGES = (
+    overview,
+    topics,
+    topic,
+    messages,
+    schema,
+    producers,
+    clients,
+    transactions,
+    groups,
+    pipelines,
+    access,
+    faults,
+)

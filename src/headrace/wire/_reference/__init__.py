@@ -5,6 +5,7 @@ from headrace.wire._reference.checksums import crc32c, murmur2
 from headrace.wire._reference.columns import ColumnDecoder, encode_columns, hash_rows, largest_row, partition_keys
 from headrace.wire._reference.message_sets import decode_message_set, encode_message_set
 from headrace.wire._reference.messages import MessageCodec
+from headrace.wire._reference.produce import encode_produced, scan_produce
 from headrace.wire._reference.records import (
     OpenBatch,
     check_records,
@@ -25,12 +26,14 @@ __all__ = [
     "decode_records",
     "encode_columns",
     "encode_message_set",
+    "encode_produced",
     "find_timestamp",
     "hash_rows",
     "largest_row",
     "murmur2",
     "partition_keys",
     "scan_batches",
+    "scan_produce",
     "scan_records",
     "write_header",
 ]

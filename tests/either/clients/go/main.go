@@ -61,6 +61,7 @@ var commands = map[string]func(context.Context, Command) (Facts, error){
 }
 
 func main() {
+	memberMain()
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, lineBytesMax)
 	answers := json.NewEncoder(os.Stdout)

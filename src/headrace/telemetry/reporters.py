@@ -1,9 +1,9 @@
 """Metrics reporters: for Prometheus, for the log, and for the live view.
 
-    ProducerMetrics → init, metric_change, metric_removal → the reporter's list of metrics
+    ClientMetrics → init, metric_change, metric_removal → the reporter's list of metrics
     a scrape, or the reporter's thread → values
 
-They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (view_reporter.py), or an instance.
+They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (producer/view_reporter.py), or an instance.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.client.plugins import PluginKind, copy_methods
+from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.producer.metrics import Metric, MetricName, MetricsReporter
+from headrace.telemetry.metrics import Metric, MetricName, MetricsReporter
 from headrace.telemetry.prometheus import SharedCollector
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ log = logging.getLogger("headrace.metrics")
 
 LOG_INTERVAL_SECONDS = 60.0
 CLOSE_SECONDS_MAX = 5.0
+_JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"  # Kafka's default, ignored here.
+
+
+def chosen(config: Config) -> tuple[object, ...]:
+    """Return the reporters of a client's options, to be loaded."""
+    return tuple(each for each in config.of(tuple, "metric.reporters") if each != _JMX_REPORTER)
 
 
 class _CollectingReporter(MetricsReporter):
@@ -71,12 +78,12 @@ class PrometheusReporter(_CollectingReporter):
         _Collector.of(self._registry).add(self)
 
     def close(self) -> None:
-        if not self._metrics:  # otherwise another producer shares this reporter
+        if not self._metrics:  # otherwise another client shares this reporter
             _Collector.of(self._registry).discard(self)
 
 
 class _Collector(SharedCollector[PrometheusReporter]):
-    """The metrics of all producers."""
+    """The metrics of all clients."""
 
     def collect(self) -> Iterator[Family]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -99,9 +106,9 @@ class _Collector(SharedCollector[PrometheusReporter]):
 def _family_name(name: MetricName) -> str:
     """producer-topic-metrics, byte-rate → kafka_producer_topic_byte_rate."""
     if name.group == "kafka-metrics-count":
-        return "kafka_producer_metrics_count"
+        return f"kafka_{name.client}_metrics_count"
     group = name.group.removesuffix("-metrics")
-    prefix = group if group.startswith("producer") else f"producer-{group}"
+    prefix = group if group.startswith(name.client) else f"{name.client}-{group}"
     return f"kafka-{prefix}-{name.name}".replace("-", "_")
 
 
