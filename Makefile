@@ -13,10 +13,12 @@ KERNEL_SOURCES := $(wildcard src/headrace/*/*.pyx src/headrace/*/*/*.pyx src/hea
 KERNEL_EXISTS := ls $(WIRE)/_kernel*.so >/dev/null 2>&1
 SPARK := tests/spark tests/docs tests/schema/test_page.py
 LIVE_VIEW := tests/ui
+SUITES := franz-go librdkafka confluent kafka-python
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
-	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer chaos-share docs dist test-wheel clean
+	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer chaos-share docs dist test-wheel clean \
+	$(SUITES:%=suite-%)
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
@@ -24,6 +26,7 @@ help:
 	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
 	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | chaos-share | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
+	@echo "make $(SUITES:%=suite-%)" | sed 's/ suite/ | suite/2g'
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -209,6 +212,13 @@ fuzz-data-dir: .venv/.ready .venv/.kernel
 # Each change of tests/mutants.md to a copy of the tree must make its test fail. ONLY=word: those with it in the title.
 mutants: .venv/.ready .venv/.kernel
 	@$(BIN)/python tools/mutants.py $(ONLY)
+
+# The test-suite of another project on Apache Kafka, on one headrace broker and on three, and how its outcomes differ from
+# tests/suites/expected. ON="headrace cluster": only there. ONLY="names": some tests. UPDATE=1: write the outcomes.
+# SOURCE=folder: a checkout instead of what a package registry has; suite-confluent needs it.
+$(SUITES:%=suite-%): suite-%: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m tests.suites $* $(if $(SOURCE),--source $(SOURCE)) $(if $(ON),--on $(ON)) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(UPDATE),--update)
 
 # What `make test` does in 10,000 steps, in a million.
 model-broker: .venv/.ready .venv/.kernel

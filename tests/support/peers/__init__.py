@@ -11,6 +11,7 @@
     clients      the interface of foreign clients; their implementations:
                  of_confluent, of_aiokafka, of_kafka_python, java_client, kafkajs, franz_go
     program      a client in another language, as a process that takes commands
+    streams      a word count with Kafka Streams, as a process that can be killed
     spark_connector   Spark with its own Kafka connector
     connection   request and response over one socket, with headrace's wire layer
 
