@@ -16,14 +16,14 @@ LIVE_VIEW := tests/ui
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
-	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer docs dist test-wheel clean
+	model model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer docs dist test-wheel clean
 
 help:
 	@echo "make demo | setup | test | test-all | test-quick | test-spark | test-many-queries | test-ui | test-wheel | lint | docs |" \
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
-	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
+	@echo "make faults-producer | model | model-broker | crash-matrix | chaos | chaos-consumer | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 
 setup: .venv/.ready .venv/.kernel
 	@echo "setup: ready (.venv)"
@@ -203,6 +203,10 @@ fuzz-data-dir: .venv/.ready .venv/.kernel
 # Each change of tests/mutants.md to a copy of the tree must make its test fail. ONLY=word: those with it in the title.
 mutants: .venv/.ready .venv/.kernel
 	@$(BIN)/python tools/mutants.py $(ONLY)
+
+# The model of the commit protocol, checked by TLC, which also has to refute the changes of model/mutations.md.
+model: .venv/.ready
+	@$(BIN)/python -m tools.model $(if $(ONLY),--only "$(ONLY)")
 
 # What `make test` does in 10,000 steps, in a million.
 model-broker: .venv/.ready .venv/.kernel
