@@ -444,8 +444,10 @@ NoLoss == \A interval \in logged : IsWhole(interval)
 (* A finished decision is carried out whole. *)
 FinishedIsWhole == ledger.isFinished => IsWhole(ledger.content)
 
-(* Batches become visible in order: nothing of a chunk is seen before all of the earlier chunks. *)
-InOrder == \A c, d \in Chunks : c < d /\ (\E p \in Parts : Seen(d, p) > 0) => \A p \in Parts : Seen(c, p) = 1
+(* Batches become visible in order: nothing of a batch is seen before all of the earlier batches. *)
+InSameBatch(c, d) == \E decision \in decided : Covers(decision.content, c) /\ Covers(decision.content, d)
+InOrder == \A c, d \in Chunks : c < d /\ ~InSameBatch(c, d) /\ (\E p \in Parts : Seen(d, p) > 0)
+    => \A p \in Parts : Seen(c, p) = 1
 
 (* A batch number is decided once. *)
 DecidedOnce == \A d, e \in decided : d.batch = e.batch => d = e
