@@ -17,7 +17,7 @@ SUITES := franz-go librdkafka confluent kafka-python
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
-	model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer chaos-share docs dist test-wheel clean \
+	model model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer chaos-share docs dist test-wheel clean \
 	$(SUITES:%=suite-%)
 
 help:
@@ -25,7 +25,7 @@ help:
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
-	@echo "make faults-producer | model-broker | crash-matrix | chaos | chaos-consumer | chaos-share | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
+	@echo "make faults-producer | model | model-broker | crash-matrix | chaos | chaos-consumer | chaos-share | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
 	@echo "make $(SUITES:%=suite-%)" | sed 's/ suite/ | suite/2g'
 
 setup: .venv/.ready .venv/.kernel
@@ -212,6 +212,10 @@ fuzz-data-dir: .venv/.ready .venv/.kernel
 # Each change of tests/mutants.md to a copy of the tree must make its test fail. ONLY=word: those with it in the title.
 mutants: .venv/.ready .venv/.kernel
 	@$(BIN)/python tools/mutants.py $(ONLY)
+
+# The model of the commit protocol, checked by TLC, which also has to refute the changes of model/mutations.md.
+model: .venv/.ready
+	@$(BIN)/python -m tools.model $(if $(ONLY),--only "$(ONLY)")
 
 # The test-suite of another project on Apache Kafka, on one headrace broker and on three, and how its outcomes differ from
 # tests/suites/expected. ON="headrace cluster": only there. ONLY="names": some tests. UPDATE=1: write the outcomes.

@@ -1,0 +1,487 @@
+-------------------------- MODULE CommitProtocol --------------------------
+(* The commit protocol of the Spark sink (docs/exactly-once.md, spark/committer.py).
+
+   A query has batches 1, 2, ...; a batch has the chunks lo..hi of a source. A chunk has one part for each task, which
+   writes in a transaction of its own, and, if HasInline, a part that the driver writes with its decision.
+   Runs are drivers of the query, started one after the other; an older run may still be alive (a zombie).
+
+       Plan -> Attempt (tasks) -> Report -> Lock -> Read -> TakeOver -> carry out -> Clean -> Check -> Decide -> End
+            -> Finish -> LogCommit
+
+   Each action is a step that Kafka makes atomic, so that a crash, an expiry or a step of another run can happen
+   between any two of them. *)
+EXTENDS Naturals, Sequences, FiniteSets, TLC
+
+CONSTANTS
+    Tasks,          \* tasks of a batch that write in a transaction
+    HasInline,      \* whether a batch also has inline rows
+    ChunksMax,      \* chunks of the source
+    WidthMax,       \* chunks of a batch; 2 lets a batch be planned with other rows after a restore
+    RunsMax,        \* drivers
+    AttemptsMax,    \* attempts of a task in a run: retries and speculative attempts
+    ExpiriesMax,    \* transactions that the brokers abort because of their time-out
+    LockLossesMax,  \* how often another process of the run takes the sink lock
+    RestoresMax,    \* how often the checkpoint is replaced by an older copy
+    ReopensMax,     \* how often a commit takes the sink lock again after losing it
+    KeepsMarks      \* whether `reached` is kept
+
+VARIABLES
+    txn,        \* Kafka: state of each transaction of a task
+    lock,       \* Kafka: the run whose process has fenced all others with the transactional id of the sink, or 0
+    ledger,     \* Kafka: the last committed decision
+    holders,    \* Kafka: the runs that have held the sink, in order
+    written,    \* Kafka: how often a part of a chunk was committed by a transaction of the sink id
+    content,    \* Spark: the chunks of a batch, as a run has planned it
+    offsetLog,  \* Spark's checkpoint: the chunks of each planned batch
+    commitLog,  \* Spark's checkpoint: the last committed batch
+    run,        \* the state of each driver
+    budget,     \* remaining faults
+    decided,    \* history: the content of each decision
+    logged,     \* history: the content of each batch whose commit Spark has logged
+    reached     \* history: interesting steps, for the checks that properties are not vacuous
+
+kafka == <<txn, lock, ledger, holders, written>>
+spark == <<content, offsetLog, commitLog>>
+history == <<decided, logged, reached>>
+vars == <<kafka, spark, run, budget, history>>
+
+Runs == 1..RunsMax
+Chunks == 1..ChunksMax
+Batches == 1..ChunksMax
+Attempts == 1..AttemptsMax
+INLINE == "inline"
+Parts == Tasks \cup (IF HasInline THEN {INLINE} ELSE {})
+Transactions == [run : Runs, batch : Batches, task : Tasks, attempt : Attempts]
+NoContent == <<0, 0>>
+NoDecision == [
+    batch |-> 0, content |-> NoContent, run |-> 0, transactions |-> {}, redone |-> {}, isFinished |-> TRUE]
+
+Covers(interval, chunk) == interval[1] < chunk /\ chunk <= interval[2]
+ContentOf(transaction) == content[transaction.run][transaction.batch]
+Last(sequence) == IF sequence = <<>> THEN 0 ELSE sequence[Len(sequence)]
+Members(sequence) == {sequence[i] : i \in 1..Len(sequence)}
+IndexOf(sequence, member) == CHOOSE i \in 1..Len(sequence) : sequence[i] = member
+Before(sequence, member) ==
+    IF member \in Members(sequence) THEN {sequence[i] : i \in 1..(IndexOf(sequence, member) - 1)} ELSE Members(sequence)
+
+(* How often a read_committed reader sees a part of a chunk. *)
+Seen(chunk, part) ==
+    written[chunk][part] + Cardinality({t \in Transactions :
+        t.task = part /\ txn[t] = "committed" /\ Covers(ContentOf(t), chunk)})
+
+Unborn == [
+    state |-> "unborn", next |-> 0, batch |-> 0, mayReplay |-> TRUE, chosen |-> {}, hasBegun |-> FALSE,
+    isClean |-> FALSE, hasTakenOver |-> FALSE, view |-> NoDecision, holders |-> <<>>, pending |-> {}, expired |-> {},
+    leftovers |-> {}, then |-> "", locks |-> 0]
+Ended == {"dead", "fenced", "refused"}
+
+Init ==
+    /\ txn = [t \in Transactions |-> "none"]
+    /\ lock = 0
+    /\ ledger = NoDecision
+    /\ holders = <<>>
+    /\ written = [c \in Chunks |-> [p \in Parts |-> 0]]
+    /\ content = [r \in Runs |-> [b \in Batches |-> NoContent]]
+    /\ offsetLog = [b \in Batches |-> NoContent]
+    /\ commitLog = 0
+    /\ run = [r \in Runs |-> Unborn]
+    /\ budget = [expiries |-> ExpiriesMax, lockLosses |-> LockLossesMax, restores |-> RestoresMax]
+    /\ decided = {}
+    /\ logged = {}
+    /\ reached = {}
+
+Mark(step) == reached' = IF KeepsMarks THEN reached \cup {step} ELSE reached
+Become(r, changes) == run' = [run EXCEPT ![r] = changes @@ @]
+Abort(transactions) ==
+    txn' = [t \in Transactions |-> IF t \in transactions /\ txn[t] = "open" THEN "aborted" ELSE txn[t]]
+Commit(transactions) ==
+    txn' = [t \in Transactions |-> IF t \in transactions /\ txn[t] = "open" THEN "committed" ELSE txn[t]]
+Unended(decision) == decision.transactions \ decision.redone
+Wrote(interval, part) == [c \in Chunks |-> [p \in Parts |->
+    IF p = part /\ Covers(interval, c) THEN written[c][p] + 1 ELSE written[c][p]]]
+
+----------------------------------------------------------------------------
+(* Spark *)
+
+Start(r) ==
+    /\ run[r].state = "unborn"
+    /\ \A earlier \in 1..(r - 1) : run[earlier].state # "unborn"
+    /\ Become(r, [state |-> "idle", next |-> commitLog + 1])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+(* The first batch of a run is the one that is planned and not committed, if there is one: with the same rows. *)
+Plan(r) ==
+    LET n == run[r].next
+        lo == IF n = 1 THEN 0 ELSE offsetLog[n - 1][2]
+        Execute(interval) ==
+            /\ content' = [content EXCEPT ![r][n] = interval]
+            /\ Become(r, [state |-> "tasks", batch |-> n, mayReplay |-> FALSE, chosen |-> {}])
+    IN  /\ run[r].state = "idle"
+        /\ n \in Batches
+        /\ \/ /\ offsetLog[n] # NoContent
+              /\ run[r].mayReplay
+              /\ Execute(offsetLog[n])
+              /\ UNCHANGED offsetLog
+           \/ /\ offsetLog[n] = NoContent
+              /\ \E width \in 1..WidthMax :
+                    /\ lo + width <= ChunksMax
+                    /\ offsetLog' = [offsetLog EXCEPT ![n] = <<lo, lo + width>>]
+                    /\ Execute(<<lo, lo + width>>)
+           \/ /\ offsetLog[n] # NoContent
+              /\ ~run[r].mayReplay
+              /\ Become(r, [state |-> "dead"])
+              /\ UNCHANGED <<content, offsetLog>>
+        /\ UNCHANGED <<kafka, commitLog, budget, history>>
+
+(* An attempt of a task has written its rows and left its transaction open. Late attempts are duplicates. *)
+Attempt(r, t, a) ==
+    LET transaction == [run |-> r, batch |-> run[r].batch, task |-> t, attempt |-> a]
+    IN  /\ run[r].batch # 0
+        /\ txn[transaction] = "none"
+        /\ \A earlier \in 1..(a - 1) : txn[[transaction EXCEPT !.attempt = earlier]] # "none"
+        /\ txn' = [txn EXCEPT ![transaction] = "open"]
+        /\ UNCHANGED <<lock, ledger, holders, written, spark, run, budget, history>>
+
+(* Spark passes one report for each task to the driver. *)
+Report(r) ==
+    /\ run[r].state = "tasks"
+    /\ \E choice \in [Tasks -> Attempts] :
+        LET chosen == {[run |-> r, batch |-> run[r].batch, task |-> t, attempt |-> choice[t]] : t \in Tasks}
+        IN  /\ \A t \in chosen : txn[t] # "none"
+            /\ Become(r, [state |-> IF run[r].hasBegun THEN "conflict" ELSE "lock", chosen |-> chosen, locks |-> 0])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+LogCommit(r) ==
+    /\ run[r].state = "log"
+    /\ IF commitLog = run[r].batch - 1
+       THEN /\ commitLog' = run[r].batch
+            /\ logged' = logged \cup {content[r][run[r].batch]}
+            /\ Become(r, [state |-> "idle", next |-> run[r].batch + 1])
+       ELSE /\ Become(r, [state |-> "dead"])
+            /\ UNCHANGED <<commitLog, logged>>
+    /\ UNCHANGED <<kafka, content, offsetLog, budget, decided, reached>>
+
+----------------------------------------------------------------------------
+(* The committer: begin *)
+
+IsConflicting(r, decision) ==
+    \/ decision.batch > run[r].batch
+    \/ decision.batch = run[r].batch /\ decision.content # content[r][run[r].batch]
+IsFenced(r, list) == r \in Members(list) /\ Last(list) # r
+
+(* InitProducerId fences the process that had the lock before. Two drivers could take it from each other for ever. *)
+Lock(r) ==
+    /\ run[r].state = "lock"
+    /\ IF run[r].locks > ReopensMax
+       THEN /\ Become(r, [state |-> "abortRead"])
+            /\ UNCHANGED lock
+       ELSE /\ Become(r, [state |-> "read", hasBegun |-> TRUE, locks |-> run[r].locks + 1])
+            /\ lock' = r
+    /\ UNCHANGED <<txn, ledger, holders, written, spark, budget, history>>
+
+Read(r) ==
+    /\ run[r].state = "read"
+    /\ Become(r, [
+        view |-> ledger,
+        holders |-> holders,
+        state |-> IF IsFenced(r, holders) THEN "yield"
+                  ELSE IF Last(holders) = r \/ IsConflicting(r, ledger) THEN "carry"
+                  ELSE "takeOver"])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+TakeOver(r) ==
+    /\ run[r].state = "takeOver"
+    /\ IF lock = r
+       THEN /\ holders' = Append(holders, r)
+            /\ Become(r, [state |-> "carry", holders |-> Append(holders, r), hasTakenOver |-> TRUE])
+            /\ IF holders # <<>> THEN Mark("taken over") ELSE UNCHANGED reached
+       ELSE /\ Become(r, [state |-> "lock"])
+            /\ Mark("lock lost")
+            /\ UNCHANGED holders
+    /\ UNCHANGED <<txn, lock, ledger, written, spark, budget, decided, logged>>
+
+CarryOut(r) ==
+    /\ run[r].state = "carry"
+    /\ IF run[r].view.isFinished
+       THEN /\ Become(r, [state |-> "conflict"])
+            /\ UNCHANGED reached
+       ELSE /\ Become(r, [state |-> "end", pending |-> Unended(run[r].view), then |-> "conflict"])
+            /\ Mark("carried out by a later begin")
+    /\ UNCHANGED <<kafka, spark, budget, decided, logged>>
+
+RefuseConflict(r) ==
+    /\ run[r].state = "conflict"
+    /\ IF IsConflicting(r, run[r].view)
+       THEN /\ Abort(run[r].chosen \ run[r].view.transactions)
+            /\ Become(r, [state |-> "refused"])
+            /\ Mark("refused")
+       ELSE /\ Become(r, [state |-> IF run[r].isClean THEN "check" ELSE "clean", then |-> "check"])
+            /\ UNCHANGED <<txn, reached>>
+    /\ UNCHANGED <<lock, ledger, holders, written, spark, budget, decided, logged>>
+
+(* Leftovers are listed first, and aborted in another step. *)
+ListLeftovers(r) ==
+    /\ run[r].state = "clean"
+    /\ Become(r, [
+        state |-> "abortLeftovers",
+        leftovers |-> {t \in Transactions : txn[t] = "open"
+            /\ (run[r].hasTakenOver \/ t.run \in {r} \cup Before(run[r].holders, r))} \ run[r].chosen])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+AbortLeftovers(r) ==
+    /\ run[r].state = "abortLeftovers"
+    /\ Abort(run[r].leftovers)
+    /\ Become(r, [state |-> run[r].then, leftovers |-> {}, isClean |-> TRUE, hasTakenOver |-> FALSE])
+    /\ UNCHANGED <<lock, ledger, holders, written, spark, budget, history>>
+
+(* A fenced run ends its transactions as the decisions say. *)
+Yield(r) ==
+    /\ run[r].state = "yield"
+    /\ IF run[r].view.run = r /\ run[r].view.batch = run[r].batch
+       THEN Commit(Unended(run[r].view))
+       ELSE Abort(run[r].chosen \ run[r].view.transactions)
+    /\ Become(r, [state |-> "fenced"])
+    /\ Mark("fenced")
+    /\ UNCHANGED <<lock, ledger, holders, written, spark, budget, decided, logged>>
+
+----------------------------------------------------------------------------
+(* The committer: check, decide, end, finish *)
+
+Check(r) ==
+    /\ run[r].state = "check"
+    /\ IF run[r].view.batch = run[r].batch
+       THEN /\ Abort(run[r].chosen \ run[r].view.transactions)
+            /\ Become(r, [state |-> "log"])
+            /\ Mark("replay")
+       ELSE /\ Become(r, [state |-> IF \A t \in run[r].chosen : txn[t] = "open" THEN "decide" ELSE "abortRead"])
+            /\ UNCHANGED <<txn, reached>>
+    /\ UNCHANGED <<lock, ledger, holders, written, spark, budget, decided, logged>>
+
+(* One transaction of the sink id: inline rows and the decision. *)
+Decide(r) ==
+    LET interval == content[r][run[r].batch]
+        decision == [
+            batch |-> run[r].batch, content |-> interval, run |-> r, transactions |-> run[r].chosen, redone |-> {},
+            isFinished |-> FALSE]
+    IN  /\ run[r].state = "decide"
+        /\ IF lock = r
+           THEN /\ ledger' = decision
+                /\ written' = Wrote(interval, INLINE)
+                /\ decided' = decided \cup {[batch |-> decision.batch, content |-> interval, run |-> r]}
+                /\ Become(r, [state |-> "end", view |-> decision, pending |-> run[r].chosen, then |-> "cleanAfter"])
+                /\ UNCHANGED reached
+           ELSE /\ Become(r, [state |-> "lock"])
+                /\ Mark("decision refused")
+                /\ UNCHANGED <<ledger, written, decided>>
+        /\ UNCHANGED <<txn, lock, holders, spark, budget, logged>>
+
+(* EndTxn(commit) succeeds again for a committed transaction. If it is refused, the log shows the outcome. *)
+End(r) ==
+    /\ run[r].state = "end"
+    /\ \E t \in run[r].pending :
+        \/ /\ txn[t] \in {"open", "committed"}
+           /\ Commit({t})
+           /\ Become(r, [pending |-> run[r].pending \ {t}])
+        \/ /\ txn[t] = "aborted"
+           /\ Become(r, [state |-> "redoLock", expired |-> {t}])
+           /\ UNCHANGED txn
+    /\ UNCHANGED <<lock, ledger, holders, written, spark, budget, history>>
+
+Finish(r) ==
+    /\ run[r].state = "end"
+    /\ run[r].pending = {}
+    /\ IF lock = r
+       THEN /\ ledger' = [run[r].view EXCEPT !.isFinished = TRUE]
+            /\ Become(r, [
+                state |-> IF run[r].then = "cleanAfter" THEN "clean" ELSE run[r].then,
+                then |-> "log",
+                view |-> [run[r].view EXCEPT !.isFinished = TRUE]])
+            /\ UNCHANGED reached
+       ELSE /\ Become(r, [state |-> "lock"])
+            /\ Mark("finish refused")
+            /\ UNCHANGED ledger
+    /\ UNCHANGED <<txn, lock, holders, written, spark, budget, decided, logged>>
+
+----------------------------------------------------------------------------
+(* The committer: redo of a decided transaction that has expired *)
+
+RedoLock(r) ==
+    /\ run[r].state = "redoLock"
+    /\ lock' = r
+    /\ Become(r, [state |-> "redoRead"])
+    /\ UNCHANGED <<txn, ledger, holders, written, spark, budget, history>>
+
+RedoRead(r) ==
+    /\ run[r].state = "redoRead"
+    /\ Become(r,
+        IF IsFenced(r, holders) THEN [state |-> "yield", view |-> ledger, holders |-> holders]
+        ELSE IF ledger.isFinished \/ ledger.batch > run[r].view.batch
+            THEN [state |-> "lock", view |-> ledger, expired |-> {}]
+        ELSE IF run[r].expired \subseteq ledger.redone
+            THEN [state |-> "end", view |-> ledger, pending |-> Unended(ledger), expired |-> {}]
+        ELSE [state |-> "redoWrite", view |-> ledger])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+(* One transaction of the sink id: the rows, read from the log, and the decision that they are written. *)
+RedoWrite(r) ==
+    LET transaction == CHOOSE t \in run[r].expired : TRUE
+        decision == [run[r].view EXCEPT !.redone = @ \cup {transaction}]
+    IN  /\ run[r].state = "redoWrite"
+        /\ IF lock = r
+           THEN /\ ledger' = decision
+                /\ written' = Wrote(ContentOf(transaction), transaction.task)
+                /\ Become(r, [state |-> "end", view |-> decision, pending |-> Unended(decision), expired |-> {}])
+                /\ IF transaction.run = r THEN Mark("redo") ELSE Mark("redo by another run")
+           ELSE /\ Become(r, [state |-> "lock", expired |-> {}])
+                /\ Mark("redo refused")
+                /\ UNCHANGED <<ledger, written>>
+        /\ UNCHANGED <<txn, lock, holders, spark, budget, decided, logged>>
+
+----------------------------------------------------------------------------
+(* Spark's abort() after a failed commit *)
+
+AbortRead(r) ==
+    /\ run[r].state = "abortRead"
+    /\ Become(r, [state |-> "abort", view |-> ledger])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+AbortBatch(r) ==
+    LET view == run[r].view
+        own == {t \in Transactions : t.run = r} \ view.transactions
+    IN  /\ run[r].state = "abort"
+        /\ txn' = [t \in Transactions |->
+            IF txn[t] # "open" THEN txn[t]
+            ELSE IF t \in own THEN "aborted"
+            ELSE IF ~view.isFinished /\ t \in Unended(view) THEN "committed"
+            ELSE txn[t]]
+        /\ Become(r, [state |-> "dead"])
+        /\ Mark("aborted")
+        /\ UNCHANGED <<lock, ledger, holders, written, spark, budget, decided, logged>>
+
+----------------------------------------------------------------------------
+(* Faults *)
+
+Crash(r) ==
+    /\ r # RunsMax
+    /\ run[r].state \notin Ended \cup {"unborn"}
+    /\ Become(r, [state |-> "dead"])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+(* The commit raises an error, for example because brokers do not respond; Spark calls abort(). *)
+FailCommit(r) ==
+    /\ r # RunsMax
+    /\ run[r].state \in {"check", "decide", "end", "redoRead", "redoWrite"}
+    /\ Become(r, [state |-> "abortRead"])
+    /\ UNCHANGED <<kafka, spark, budget, history>>
+
+Expire(t) ==
+    /\ budget.expiries > 0
+    /\ txn[t] = "open"
+    /\ txn' = [txn EXCEPT ![t] = "aborted"]
+    /\ budget' = [budget EXCEPT !.expiries = @ - 1]
+    /\ UNCHANGED <<lock, ledger, holders, written, spark, run, history>>
+
+(* Another process of the run has taken the lock, or one that died before it wrote anything. *)
+LoseLock ==
+    /\ budget.lockLosses > 0
+    /\ lock' = 0
+    /\ budget' = [budget EXCEPT !.lockLosses = @ - 1]
+    /\ UNCHANGED <<txn, ledger, holders, written, spark, run, history>>
+
+(* Another process of the run commits the next batch: it has read nothing yet. *)
+ChangeProcess(r) ==
+    /\ budget.lockLosses > 0
+    /\ run[r].state = "tasks"
+    /\ run[r].hasBegun
+    /\ Become(r, [hasBegun |-> FALSE, isClean |-> FALSE, hasTakenOver |-> FALSE])
+    /\ budget' = [budget EXCEPT !.lockLosses = @ - 1]
+    /\ UNCHANGED <<kafka, spark, history>>
+
+(* All drivers have ended, and the checkpoint is replaced by an older copy. *)
+Restore ==
+    /\ budget.restores > 0
+    /\ \A r \in Runs : run[r].state \in Ended \cup {"unborn"}
+    /\ run[RunsMax].state = "unborn"
+    /\ \E b \in 0..commitLog :
+        /\ commitLog' = b
+        /\ offsetLog' = [n \in Batches |-> IF n <= b THEN offsetLog[n] ELSE NoContent]
+    /\ budget' = [budget EXCEPT !.restores = @ - 1]
+    /\ Mark("restored")
+    /\ UNCHANGED <<kafka, content, run, decided, logged>>
+
+----------------------------------------------------------------------------
+
+Driver(r) ==
+    \/ Start(r) \/ Plan(r) \/ Report(r) \/ LogCommit(r)
+    \/ Lock(r) \/ Read(r) \/ TakeOver(r) \/ CarryOut(r) \/ RefuseConflict(r) \/ ListLeftovers(r) \/ AbortLeftovers(r)
+    \/ Yield(r) \/ Check(r) \/ Decide(r) \/ End(r) \/ Finish(r)
+    \/ RedoLock(r) \/ RedoRead(r) \/ RedoWrite(r) \/ AbortRead(r) \/ AbortBatch(r)
+Executors(r) == \E t \in Tasks, a \in Attempts : Attempt(r, t, a)
+Faults ==
+    \/ \E r \in Runs : Crash(r) \/ FailCommit(r) \/ ChangeProcess(r)
+    \/ \E t \in Transactions : Expire(t)
+    \/ LoseLock
+    \/ Restore
+
+Next == (\E r \in Runs : Driver(r) \/ Executors(r)) \/ Faults
+Spec == Init /\ [][Next]_vars
+FairSpec == Spec /\ \A r \in Runs : WF_vars(Driver(r)) /\ WF_vars(Executors(r))
+
+----------------------------------------------------------------------------
+(* Safety *)
+
+IsWhole(interval) == \A c \in Chunks, p \in Parts : Covers(interval, c) => Seen(c, p) = 1
+
+(* No row is seen twice. *)
+NoDuplicates == \A c \in Chunks, p \in Parts : Seen(c, p) <= 1
+
+(* No row of a batch is seen unless the batch is decided. *)
+OnlyDecided == \A c \in Chunks, p \in Parts : Seen(c, p) > 0 => \E d \in decided : Covers(d.content, c)
+
+(* Every row of a batch whose commit has returned is seen. *)
+NoLoss == \A interval \in logged : IsWhole(interval)
+
+(* A finished decision is carried out whole. *)
+FinishedIsWhole == ledger.isFinished => IsWhole(ledger.content)
+
+(* Batches become visible in order: nothing of a batch is seen before all of the earlier batches. *)
+InSameBatch(c, d) == \E decision \in decided : Covers(decision.content, c) /\ Covers(decision.content, d)
+InOrder == \A c, d \in Chunks : c < d /\ ~InSameBatch(c, d) /\ (\E p \in Parts : Seen(d, p) > 0)
+    => \A p \in Parts : Seen(c, p) = 1
+
+(* A batch number is decided once. *)
+DecidedOnce == \A d, e \in decided : d.batch = e.batch => d = e
+
+(* The ledger never goes back, and a batch is decided only when the one before is finished. *)
+LedgerAdvances == [][
+    /\ ledger'.batch >= ledger.batch
+    /\ ledger'.batch > ledger.batch => ledger.isFinished
+    /\ ledger'.batch = ledger.batch => ledger.transactions = ledger'.transactions /\ ledger.redone \subseteq ledger'.redone
+    ]_ledger
+
+----------------------------------------------------------------------------
+(* Liveness: while some run can continue, every decided batch is finished, and every chunk is delivered. *)
+
+SomeRunContinues == \E r \in Runs : run[r].state \notin Ended
+DecidedIsFinished == [](~ledger.isFinished => <>(ledger.isFinished \/ ~SomeRunContinues))
+EverythingArrives == <>(~SomeRunContinues \/ \A c \in Chunks, p \in Parts : Seen(c, p) = 1)
+
+----------------------------------------------------------------------------
+(* Not properties: TLC has to refute each of them, which shows that the step can be reached. *)
+
+NeverReached(step) == step \notin reached
+NeverTakenOver == NeverReached("taken over")
+NeverLosesLock == NeverReached("lock lost")
+NeverCarriesOut == NeverReached("carried out by a later begin")
+NeverRefuses == NeverReached("refused")
+NeverFenced == NeverReached("fenced")
+NeverReplays == NeverReached("replay")
+NeverLosesDecision == NeverReached("decision refused")
+NeverLosesFinish == NeverReached("finish refused")
+NeverRedoes == NeverReached("redo")
+NeverRedoesForOther == NeverReached("redo by another run")
+NeverLosesRedo == NeverReached("redo refused")
+NeverAborts == NeverReached("aborted")
+NeverRestored == NeverReached("restored")
+NeverComplete == \E c \in Chunks, p \in Parts : Seen(c, p) = 0
+===========================================================================
