@@ -50,7 +50,7 @@ demo: .venv/.ready .venv/.kernel
 TEST_GROUPS := broker spark-processes cli-ui docs-either spark schema faults units-once units-compiled kafka units-python
 .PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel
-	@echo "test: $(words $(TEST_GROUPS)) groups, about 15 minutes; each prints its output when it is done"
+	@echo "test: $(words $(TEST_GROUPS)) groups, about 22 minutes; each prints its output when it is done"
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target $(TEST_GROUPS:%=test-group-%)
 
 # Also the slow tests and all cells of the crash matrix: about two hours.
