@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from headrace.client.admin import AdminClient
 from headrace.types import TopicPartition
 from headrace.wire.api import ApiKey, request_class
 from headrace.wire.consumer_protocol import ConsumerProtocolSubscription, decode_assignment, encode_assignment
-from headrace.wire.schema import Message
-from tests.support.comparison.comparing import request
-from tests.support.peers.broker import Broker
-from tests.support.peers.connection import Connection
+from tests.support.comparison.scenario import GroupScenario, compare
 from tests.support.topics import unique
 
 SECONDS_MAX = 20
@@ -40,31 +35,11 @@ VERSIONS = {
 JOINING = {"member_epoch": 0, "rebalance_timeout_ms": 30_000, "topic_partitions": []}
 
 
-class Scenario:
+class Scenario(GroupScenario):
     """Requests to one broker, and everything in the responses that can be compared."""
 
-    def __init__(self, broker: Broker, name: str) -> None:
-        self.topic, self.group = f"{name}-topic", f"{name}-group"
-        broker.create_topic(self.topic, 2)
-        with AdminClient(broker.bootstrap) as admin:
-            self.topic_id = admin.describe_topics([self.topic])[self.topic].topic_id.bytes
-        self.connection = Connection(broker.bootstrap)
-        self.seen: list[tuple[str, Any]] = []
-        self._names = {name: "unique", self.topic_id: "topic"}
-        self._wait_for_coordinator()
-
-    def _wait_for_coordinator(self) -> None:
-        finding = request("FindCoordinator", 4, {"key_type": 0, "coordinator_keys": [self.group]})
-        self._until(lambda: not self.connection.call(finding, 4).coordinators[0].error_code)
-        self._until(
-            lambda: self._send("DescribeGroups", {"groups": [self.group]}).groups[0].error_code not in (14, 15, 16)
-        )
-
-    def call(self, step: str, name: str, version: int | None = None, /, **fields: Any) -> Any:
-        """Send a request and note the response."""
-        response = self._send(name, fields, version)
-        self.seen.append((step, self._comparable(response)))
-        return response
+    versions = VERSIONS
+    partitions = 2
 
     def beat(self, step: str, member: str, epoch: int, version: int = 1, /, **fields: Any) -> Any:
         return self.call(
@@ -82,7 +57,7 @@ class Scenario:
         responses: list[Any] = []
 
         def is_assigned() -> bool:
-            response = self._send(
+            response = self.send(
                 "ConsumerGroupHeartbeat",
                 {"group_id": self.group, "member_id": member, "member_epoch": epoch, **fields},
             )
@@ -90,32 +65,9 @@ class Scenario:
             assert not response.error_code, response
             return response.assignment is not None and bool(response.assignment.topic_partitions)
 
-        self._until(is_assigned)
-        self.seen.append((step, self._comparable(responses[-1])))
+        self.until(is_assigned)
+        self.note(step, responses[-1])
         return responses[-1]
-
-    def _send(self, name: str, fields: Mapping[str, Any], version: int | None = None) -> Any:
-        sent = VERSIONS[name] if version is None else version
-        return self.connection.call(request(name, sent, fields), sent)
-
-    @staticmethod
-    def _until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not condition():
-            assert time.monotonic() < deadline, f"timed out after {SECONDS_MAX} s"
-            time.sleep(PAUSE_SECONDS)
-
-    def _comparable(self, value: Any) -> Any:
-        """Return a response without what is different on every broker: ids, names, hosts, texts of errors."""
-        if isinstance(value, Message) or hasattr(value, "fields"):
-            return {
-                name: self._comparable(getattr(value, name))
-                for name in value.fields
-                if name not in ("error_message", "client_host", "throttle_time_ms", "documentation")
-            }
-        if isinstance(value, tuple | list):
-            return [self._comparable(item) for item in value]
-        return self._names.get(value, value) if isinstance(value, bytes | str) else value
 
 
 @pytest.fixture
@@ -125,19 +77,6 @@ def scenarios(kafka, headrace_broker) -> Iterator[list[Scenario]]:
     yield made
     for scenario in made:
         scenario.connection.close()
-
-
-def compare(scenarios: list[Scenario], script: Callable[[Scenario], None]) -> None:
-    for scenario in scenarios:
-        script(scenario)
-    ours, theirs = (scenario.seen for scenario in scenarios)
-    assert len(ours) == len(theirs)
-    unequal = [
-        f"{step}:\n  headrace {mine}\n  Apache   {other}"
-        for (step, mine), (_, other) in zip(ours, theirs, strict=True)
-        if mine != other
-    ]
-    assert not unequal, "\n".join(unequal)
 
 
 def test_the_class_of_every_request_is_known():
@@ -334,9 +273,9 @@ def test_options_of_groups_are_the_same(scenarios):
         rows = [{"resource_type": 32, "resource_name": s.group, "configuration_keys": keys}]
 
         def described() -> Any:
-            return s._send("DescribeConfigs", {"resources": rows, "include_synonyms": True})
+            return s.send("DescribeConfigs", {"resources": rows, "include_synonyms": True})
 
-        s._until(lambda: any(c.value == "6000" for c in described().results[0].configs))
+        s.until(lambda: any(c.value == "6000" for c in described().results[0].configs))
         s.call("describe", "DescribeConfigs", resources=rows, include_synonyms=True)
         s.seen[-1][1]["results"][0]["configs"].sort(key=lambda row: row["name"])
         s.join("join", "a")

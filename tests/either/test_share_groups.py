@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,11 +10,9 @@ import pytest
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
 from headrace.wire.layout import Record
-from headrace.wire.schema import Message
-from tests.support.comparison.comparing import request
+from tests.support.comparison.scenario import GroupScenario, compare
 from tests.support.peers import librdkafka
 from tests.support.peers.broker import Broker
-from tests.support.peers.connection import Connection
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
 
@@ -38,38 +35,20 @@ VERSIONS = {
     "OffsetCommit": 9,
     "ConsumerGroupHeartbeat": 1,
 }
-NOT_COMPARED = ("error_message", "acknowledge_error_message", "client_host", "throttle_time_ms", "records")
 NO_LIMITS = {"max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 500, "batch_size": 500}
 
 
-class Scenario:
+class Scenario(GroupScenario):
     """Requests to one broker, and everything in the responses that can be compared."""
 
-    def __init__(self, broker: Broker, name: str) -> None:
-        self.topic, self.group = f"{name}-topic", f"{name}-group"
-        broker.create_topic(self.topic, 1)
+    versions = VERSIONS
+    not_compared = ("error_message", "acknowledge_error_message", "client_host", "throttle_time_ms", "records")
+
+    def prepare(self, broker: Broker, admin: AdminClient) -> None:
         librdkafka.produce(
             broker.bootstrap, self.topic, [Record(n, TIME + n, None, b"%d" % n, ()) for n in range(RECORDS)]
         )
-        with AdminClient(broker.bootstrap) as admin:
-            self.topic_id = admin.describe_topics([self.topic])[self.topic].topic_id.bytes
-            admin.alter_configs(
-                {ConfigResource(ResourceKind.GROUP, self.group): {"share.auto.offset.reset": "earliest"}}
-            )
-        self.connection = Connection(broker.bootstrap)
-        self.seen: list[tuple[str, Any]] = []
-        self._names = {name: "unique", self.topic_id: "topic"}
-        finding = request("FindCoordinator", 4, {"key_type": 0, "coordinator_keys": [self.group]})
-        self._until(lambda: not self.connection.call(finding, 4).coordinators[0].error_code)
-        self._until(
-            lambda: self._send("DescribeGroups", {"groups": [self.group]}).groups[0].error_code not in (14, 15, 16)
-        )
-
-    def call(self, step: str, name: str, /, **fields: Any) -> Any:
-        """Send a request and note the response."""
-        response = self._send(name, fields)
-        self.seen.append((step, self._comparable(response)))
-        return response
+        admin.alter_configs({ConfigResource(ResourceKind.GROUP, self.group): {"share.auto.offset.reset": "earliest"}})
 
     def beat(self, step: str, member: str, epoch: int, /, **fields: Any) -> Any:
         return self.call(
@@ -86,12 +65,12 @@ class Scenario:
             fields = {"group_id": self.group, "member_id": member, "member_epoch": epoch[0]}
             if epoch[0] == 0:
                 fields["subscribed_topic_names"] = [self.topic]
-            response = self._send("ShareGroupHeartbeat", fields)
+            response = self.send("ShareGroupHeartbeat", fields)
             assert response.error_code in (0, 14, 15, 16), response
             epoch[0] = response.member_epoch
             return response.assignment is not None and bool(response.assignment.topic_partitions)
 
-        self._until(is_assigned)
+        self.until(is_assigned)
 
     def fetch(self, step: str, member: str, epoch: int, /, acknowledge: list[Any] | None = None, **fields: Any) -> Any:
         parts = [{"partition_index": 0, "acknowledgement_batches": acknowledge or []}]
@@ -125,24 +104,6 @@ class Scenario:
         topics = [{"topic_name": self.topic, "partitions": [0]}]
         return self.call(step, "DescribeShareGroupOffsets", groups=[{"group_id": self.group, "topics": topics}])
 
-    def _send(self, name: str, fields: Mapping[str, Any]) -> Any:
-        return self.connection.call(request(name, VERSIONS[name], fields), VERSIONS[name])
-
-    @staticmethod
-    def _until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not condition():
-            assert time.monotonic() < deadline, f"timed out after {SECONDS_MAX} s"
-            time.sleep(PAUSE_SECONDS)
-
-    def _comparable(self, value: Any) -> Any:
-        """Return a response without what is different on every broker: ids, names, hosts, texts of errors."""
-        if isinstance(value, Message) or hasattr(value, "fields"):
-            return {name: self._comparable(getattr(value, name)) for name in value.fields if name not in NOT_COMPARED}
-        if isinstance(value, tuple | list):
-            return [self._comparable(item) for item in value]
-        return self._names.get(value, value) if isinstance(value, bytes | str) else value
-
 
 def batches(*rows: tuple[int, int, list[int]]) -> list[dict[str, Any]]:
     return [{"first_offset": first, "last_offset": last, "acknowledge_types": types} for first, last, types in rows]
@@ -155,18 +116,6 @@ def scenarios(kafka, headrace_broker) -> Iterator[list[Scenario]]:
     yield made
     for scenario in made:
         scenario.connection.close()
-
-
-def compare(scenarios: list[Scenario], script: Callable[[Scenario], None]) -> None:
-    for scenario in scenarios:
-        script(scenario)
-    ours, theirs = (scenario.seen for scenario in scenarios)
-    unequal = [
-        f"{step}:\n  headrace {mine}\n  Apache   {other}"
-        for (step, mine), (_, other) in zip(ours, theirs, strict=True)
-        if mine != other
-    ]
-    assert not unequal, "\n".join(unequal)
 
 
 def test_members_of_share_groups_get_the_same_responses(scenarios):
@@ -192,7 +141,7 @@ def test_members_of_share_groups_get_the_same_responses(scenarios):
         s.call("delete again", "DeleteGroups", groups_names=[s.group])
 
     for scenario in scenarios:
-        listed = scenario._send("ListGroups", {"types_filter": ["share"]}).groups
+        listed = scenario.send("ListGroups", {"types_filter": ["share"]}).groups
         assert not [group for group in listed if group.group_state == "Stable"]  # only the scenario's own are listed
     compare(scenarios, script)
 

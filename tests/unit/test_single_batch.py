@@ -71,7 +71,7 @@ def damaged(batch: bytes, position: int, value: int) -> bytes:
 def test_everything_else_is_left_to_the_handler(version):
     plain = batch_of()
     two = [topic_of(version, *(PartitionProduceData(partition_index=n, records=plain) for n in range(2)))]
-    one = topic_of(version, PartitionProduceData(partition_index=0, records=plain))
+    topic = topic_of(version, PartitionProduceData(partition_index=0, records=plain))
     frames = {
         "no records": frame_of(version, None),
         "empty": frame_of(version, b""),
@@ -79,7 +79,7 @@ def test_everything_else_is_left_to_the_handler(version):
         "truncated": frame_of(version, plain[:-1]),
         "two batches": frame_of(version, plain * 2),
         "no topic": frame_of(version, plain, topic_data=[]),
-        "two topics": frame_of(version, plain, topic_data=[one, one]),
+        "two topics": frame_of(version, plain, topic_data=[topic, topic]),
         "two partitions": frame_of(version, plain, topic_data=two),
         "transactional id": frame_of(version, plain, transactional_id="t"),
         "compressed": frame_of(version, batch_of(codec=1)),

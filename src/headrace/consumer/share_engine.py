@@ -408,7 +408,7 @@ class ShareEngine:
         error: HeadraceError | None,
         results: Mapping[TopicIdPartition, HeadraceError | None] | None = None,
     ) -> None:
-        """Tell those who wait what became of acknowledgements."""
+        """Report the results of acknowledgements to those who wait for them."""
         acknowledged, waiters = taken
         names = {info.topic_id: name for name, info in self.metadata.cluster.topics.items()}
         outcome = {
