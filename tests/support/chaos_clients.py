@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Producer as ConfluentProducer
 
 from headrace import AbortableError, HeadraceError, Producer
-from tests.support.history import Outcome
+from headrace.verify import Phase
 
 REQUEST_MS = 2_000
 DELIVERY_MS = 8_000
@@ -31,7 +31,7 @@ CLOSE_SECONDS_MAX = 3.0
 _POLL_SECONDS = 0.01
 log = logging.getLogger("librdkafka")
 
-OnResult: TypeAlias = Callable[[Outcome, int | None, int | None], None]
+OnResult: TypeAlias = Callable[[Phase, int | None, int | None], None]
 """Called with the outcome of a record, its partition and offset; from any thread."""
 
 
@@ -95,9 +95,9 @@ class HeadraceClient:
     def send(self, value: str, partition: int, on_result: OnResult) -> None:
         def delivered(metadata: Any, error: Exception | None) -> None:
             if error is not None:
-                on_result(Outcome.UNKNOWN, None, None)
+                on_result(Phase.INFO, None, None)
             else:
-                on_result(Outcome.DONE, metadata.partition, metadata.offset if metadata.offset >= 0 else None)
+                on_result(Phase.OK, metadata.partition, metadata.offset if metadata.offset >= 0 else None)
 
         with _client_errors():
             self._producer.send(self._topic, value.encode(), partition=partition, on_delivery=delivered)
@@ -166,9 +166,9 @@ class ConfluentClient:
     def send(self, value: str, partition: int, on_result: OnResult) -> None:
         def delivered(error: Any, message: Any) -> None:
             if error is not None:
-                on_result(Outcome.UNKNOWN, None, None)
+                on_result(Phase.INFO, None, None)
             else:
-                on_result(Outcome.DONE, message.partition(), message.offset())  # None for a duplicate
+                on_result(Phase.OK, message.partition(), message.offset())  # None for a duplicate
 
         try:
             self._producer.produce(self._topic, value.encode(), partition=partition, on_delivery=delivered)

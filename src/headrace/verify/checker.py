@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.verify import read_rules, unit_rules, write_rules
 from headrace.verify.anomalies import Anomaly, AnomalyKind, describe
-from headrace.verify.facts import Facts
+from headrace.verify.facts import Facts, Outcome
 from headrace.verify.operations import Operation, Phase
 
 SHOWN_MAX = 20
@@ -104,6 +104,7 @@ def _sizes(facts: Facts) -> dict[str, int]:
         "failed": phases[Phase.FAIL],
         "unknown": phases[Phase.INFO] + phases[Phase.INVOKE],
         "transactions": len(facts.transactions),
+        "committed": sum(unit.outcome is Outcome.COMMITTED for unit in facts.transactions.values()),
         "batches": len(facts.batches),
         "records_read": sum(len(read.records) for _, _, read in facts.reads),
     }
