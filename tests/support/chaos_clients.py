@@ -69,7 +69,9 @@ class ClientFactory(Protocol):
 class HeadraceClient:
     """headrace's producer."""
 
-    def __init__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, transactional_id: str | None = None, *, transaction_ms: int = TRANSACTION_MS
+    ) -> None:
         self._topic = topic
         options: dict[str, Any] = {} if transactional_id is None else {"transactional_id": transactional_id}
         self._producer = Producer(
@@ -80,7 +82,7 @@ class HeadraceClient:
             request_timeout_ms=REQUEST_MS,
             delivery_timeout_ms=DELIVERY_MS,
             max_block_ms=BLOCK_MS,
-            transaction_timeout_ms=TRANSACTION_MS,
+            transaction_timeout_ms=transaction_ms,
             **options,
         )
 
@@ -134,14 +136,16 @@ class ConfluentClient:
     and a callback may be lost. SystemError counts as a fatal error here.
     """
 
-    def __init__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, transactional_id: str | None = None, *, transaction_ms: int = TRANSACTION_MS
+    ) -> None:
         self._topic = topic
         options: dict[str, object] = {**LIBRDKAFKA_PLAIN}
         if transactional_id is not None:
             options = {
                 "transactional.id": transactional_id,
-                "transaction.timeout.ms": TRANSACTION_MS,
-                "message.timeout.ms": DELIVERY_MS,
+                "transaction.timeout.ms": transaction_ms,
+                "message.timeout.ms": min(DELIVERY_MS, transaction_ms),  # no longer than the other
             }
         self._producer = ConfluentProducer(
             {

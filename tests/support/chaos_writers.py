@@ -171,6 +171,7 @@ class TransactionalWriter(Writer):
             client.begin()
             for _ in range(self.rng.randint(1, RECORDS_MAX)):
                 self.send(client, self.name, name)
+            self.before_end()
             chance = self.rng.random()
             if ABORT_CHANCE <= chance < ABORT_CHANCE + ZOMBIE_CHANCE:
                 self._client = None
@@ -187,6 +188,9 @@ class TransactionalWriter(Writer):
             self.reasons[str(error)] += 1
             return False
         return self._abort(client, name)
+
+    def before_end(self) -> None:
+        """Do something before a transaction is ended."""
 
     def _abort(self, client: Client, name: str) -> bool:
         self._record(Action.ABORT, Phase.INVOKE, self._producer, name)
