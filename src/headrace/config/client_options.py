@@ -192,8 +192,8 @@ SASL_OPTIONS = (
         "sasl.mechanism",
         "str",
         "GSSAPI",
-        "The authentication mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. Kafka's default must be "
-        "changed: Kerberos is not supported.",
+        "The authentication mechanism: GSSAPI (Kerberos; needs the extra `kerberos`), PLAIN, SCRAM-SHA-256, "
+        "SCRAM-SHA-512 or OAUTHBEARER.",
     ),
     Option("sasl.username", "str", None, "The user name for PLAIN and SCRAM; takes precedence over sasl.jaas.config."),
     Option("sasl.password", "password", None, "The password for PLAIN and SCRAM; takes precedence, too."),
@@ -201,13 +201,33 @@ SASL_OPTIONS = (
         "sasl.jaas.config",
         "password",
         None,
-        "User name and password in Java's format: a login module and its options. The module is ignored.",
+        "User name and password, or principal and keyTab, in Java's format: a login module and its options. The module "
+        "is ignored.",
     ),
     Option(
         "sasl.login.callback.handler.class",
         "class",
         None,
         "For OAUTHBEARER: a function, or the path of one, that returns a token.",
+    ),
+    Option(
+        "sasl.kerberos.service.name",
+        "str",
+        None,
+        "The first part of the brokers' Kerberos principal: kafka of kafka/host@REALM.",
+    ),
+    Option(
+        "sasl.kerberos.principal",
+        "str",
+        None,
+        "The client's Kerberos principal (as in librdkafka); takes precedence over sasl.jaas.config. Not set: that of "
+        "the ticket cache or keytab.",
+    ),
+    Option(
+        "sasl.kerberos.keytab",
+        "str",
+        None,
+        "The keytab with the client's keys (as in librdkafka); takes precedence, too. Not set: the tickets of kinit.",
     ),
 )
 
@@ -295,8 +315,7 @@ INERT_SASL_OPTIONS = (
         ),
     ),
     *_inert(
-        "Kerberos is not supported",
-        Option("sasl.kerberos.service.name", "str", None, "The brokers' principal."),
+        "the Kerberos library gets and renews tickets by itself",
         Option("sasl.kerberos.kinit.cmd", "str", "/usr/bin/kinit", "The kinit command.", None, "low"),
         Option("sasl.kerberos.min.time.before.relogin", "long", 60_000, "The time between two logins.", None, "low"),
         Option(

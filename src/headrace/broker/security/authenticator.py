@@ -13,6 +13,7 @@ from headrace.broker.broker_options import for_listener
 from headrace.broker.catalog.security import Users
 from headrace.broker.clock import TimerClock
 from headrace.broker.context import Session
+from headrace.broker.security.kerberos import RULES_OPTION, Acceptor
 from headrace.broker.security.mechanisms import (
     OAuthBearer,
     PasswordCheck,
@@ -30,7 +31,7 @@ from headrace.broker.security.tls import Certificate, MappingRules, server_conte
 from headrace.broker.server.listener import Listener
 from headrace.config import Config, Secret, jaas_options
 from headrace.errors import ConfigError
-from headrace.wire.sasl import MECHANISMS, OAUTHBEARER, PLAIN
+from headrace.wire.sasl import GSSAPI, MECHANISMS, OAUTHBEARER, PLAIN
 
 _CALLBACK = "sasl.server.callback.handler.class"
 _UNSECURED = (
@@ -94,8 +95,7 @@ class Authenticator:
         names = cast("tuple[str, ...]", self._option(listener, "sasl.enabled.mechanisms"))
         for name in names:
             if name not in MECHANISMS:
-                hint = "; Kerberos is not supported" if name == "GSSAPI" else ""
-                raise ConfigError(f"invalid sasl.enabled.mechanisms entry {name!r}: expected one of {_LISTED}{hint}")
+                raise ConfigError(f"invalid sasl.enabled.mechanisms entry {name!r}: expected one of {_LISTED}")
         if not names:
             raise ConfigError(
                 f"listener {listener} uses SASL, but sasl.enabled.mechanisms is empty: set some of {_LISTED}"
@@ -109,7 +109,15 @@ class Authenticator:
         if name == OAUTHBEARER:
             validator = self._validator(listener)
             return lambda: OAuthBearer(validator)
+        if name == GSSAPI:
+            return self._acceptor(listener).mechanism
         return lambda: Scram(name, self._users)
+
+    def _acceptor(self, listener: str) -> Acceptor:
+        text = self._option(listener, "sasl.jaas.config", GSSAPI)
+        given = jaas_options(text.reveal()) if isinstance(text, Secret) else {}
+        rules = cast("tuple[str, ...]", self._option(listener, RULES_OPTION))
+        return Acceptor(given.get("keyTab"), given.get("principal"), rules)
 
     def _password_check(self, listener: str) -> PasswordCheck:
         prefix = f"listener.name.{listener.lower()}.{PLAIN.lower()}."
