@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from headrace.client import tls
+from headrace.client import oauth, tls
 from headrace.client.kerberos import KerberosSettings
 from headrace.client.plugins import PluginKind, PluginLoader
 from headrace.client.tls import TlsSettings
@@ -55,7 +55,10 @@ class SaslSettings:
             return
         if self.name == OAUTHBEARER:
             if not callable(self.token_provider):
-                raise ConfigError(f"sasl.mechanism={self.name} needs a token provider: a callable that returns a token")
+                raise ConfigError(
+                    f"sasl.mechanism={self.name} needs a token provider: set sasl.oauthbearer.token.endpoint.url, or "
+                    "sasl.login.callback.handler.class to a callable that returns a token"
+                )
             return
         for option, value in (("sasl.username", self.username), ("sasl.password", self.password)):
             if not value:
@@ -167,5 +170,5 @@ def _token_provider(config: Config, plugins: PluginLoader) -> TokenProvider | No
     option = "sasl.login.callback.handler.class"
     value = config[option]
     if value is None:
-        return None
+        return oauth.token_provider(config, SYSTEM_CLOCK)
     return TokenCache(plugins.load(option, value, _TOKEN_PROVIDER).provider, SYSTEM_CLOCK.time_ms)

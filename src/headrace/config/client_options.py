@@ -229,6 +229,30 @@ SASL_OPTIONS = (
         None,
         "The keytab with the client's keys (as in librdkafka); takes precedence, too. Not set: the tickets of kinit.",
     ),
+    Option(
+        "sasl.oauthbearer.token.endpoint.url",
+        "str",
+        None,
+        "For OAUTHBEARER: where tokens are requested with the client credentials (http, https), or a file with one "
+        "(file).",
+    ),
+    Option("sasl.oauthbearer.client.credentials.client.id", "str", None, "The client id at the token endpoint."),
+    Option("sasl.oauthbearer.client.credentials.client.secret", "password", None, "The client secret there."),
+    Option("sasl.oauthbearer.scope", "str", None, "The scope to request."),
+    Option("sasl.oauthbearer.header.urlencode", "bool", False, "URL-encode client id and secret.", None, "low"),
+    Option(
+        "sasl.login.read.timeout.ms", "int", None, "The time limit for a token endpoint; not set: 10 s.", None, "low"
+    ),
+    Option("sasl.login.retry.backoff.ms", "long", 100, "The first back-off for a token endpoint.", None, "low"),
+    Option("sasl.login.retry.backoff.max.ms", "long", 10_000, "The maximum of that back-off.", None, "low"),
+    Option(
+        "sasl.login.refresh.window.factor",
+        "double",
+        0.8,
+        "The share of a token's lifetime after which it is renewed.",
+        Between(0.5, 1.0),
+        "low",
+    ),
 )
 
 
@@ -245,14 +269,6 @@ INERT_SASL_OPTIONS = (
         Option(
             "sasl.login.connect.timeout.ms", "int", None, "The connection timeout of a token endpoint.", None, "low"
         ),
-        Option("sasl.login.read.timeout.ms", "int", None, "The read timeout of a token endpoint.", None, "low"),
-        Option("sasl.login.retry.backoff.ms", "long", 100, "The first back-off for a token endpoint.", None, "low"),
-        Option("sasl.login.retry.backoff.max.ms", "long", 10_000, "The maximum of that back-off.", None, "low"),
-        Option("sasl.oauthbearer.token.endpoint.url", "str", None, "The URL of the token endpoint."),
-        Option("sasl.oauthbearer.scope", "str", None, "The scope to request."),
-        Option("sasl.oauthbearer.client.credentials.client.id", "str", None, "The client id at the token endpoint."),
-        Option("sasl.oauthbearer.client.credentials.client.secret", "password", None, "The client secret there."),
-        Option("sasl.oauthbearer.header.urlencode", "bool", False, "URL-encode client id and secret.", None, "low"),
         Option("sasl.oauthbearer.jwt.retriever.class", "class", None, "The class that fetches a token."),
         Option(
             "sasl.oauthbearer.assertion.algorithm",
@@ -288,14 +304,6 @@ INERT_SASL_OPTIONS = (
     ),
     *_inert(
         "a token is renewed after 80 % of its lifetime",
-        Option(
-            "sasl.login.refresh.window.factor",
-            "double",
-            0.8,
-            "The share of a token's lifetime after which it is renewed.",
-            Between(0.5, 1.0),
-            "low",
-        ),
         Option("sasl.login.refresh.window.jitter", "double", 0.05, "The jitter of it.", Between(0.0, 0.25), "low"),
         Option(
             "sasl.login.refresh.min.period.seconds",

@@ -80,7 +80,8 @@ SASL = (
         None,
         "For one listener and mechanism (listener.name.<name>.<mechanism>.…): a function or its path. PLAIN: it gets "
         "user and password and returns whether they are valid. OAUTHBEARER: it gets a token and returns a BearerToken "
-        "or raises. A function that waits must be async. `unsecured` accepts unsigned tokens, for tests.",
+        "or raises; not needed with sasl.oauthbearer.jwks.endpoint.url. A function that waits must be async. "
+        "`unsecured` accepts unsigned tokens, for tests.",
     ),
     Option(
         "sasl.kerberos.principal.to.local.rules",
@@ -91,6 +92,20 @@ SASL = (
         None,
         "low",
     ),
+    Option(
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "str",
+        None,
+        "Where the keys are that tokens of OAUTHBEARER are signed with: http, https or file. Needs the extra `oauth`.",
+    ),
+    Option("sasl.oauthbearer.jwks.endpoint.refresh.ms", "long", 3_600_000, "How often keys are fetched.", None, "low"),
+    Option("sasl.oauthbearer.expected.audience", "list", (), "A token must be for one of these.", None, "low"),
+    Option("sasl.oauthbearer.expected.issuer", "str", None, "A token must be of this issuer.", None, "low"),
+    Option(
+        "sasl.oauthbearer.clock.skew.seconds", "int", 30, "The maximum clock difference to the issuer.", None, "low"
+    ),
+    Option("sasl.oauthbearer.scope.claim.name", "str", "scope", "The claim with the scopes of a token.", None, "low"),
+    Option("sasl.oauthbearer.sub.claim.name", "str", "sub", "The claim with the user of a token.", None, "low"),
     Option("sasl.server.max.receive.size", "int", 524_288, "The maximum request size before authentication."),
     Option(
         "connections.max.reauth.ms",

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.broker.catalog.security import Users
 from headrace.broker.clock import TimerClock
 from headrace.broker.context import Session
+from headrace.broker.security.jwks import JwksSettings, JwksTokens
 from headrace.broker.security.kerberos import RULES_OPTION, Acceptor
 from headrace.broker.security.mechanisms import (
     OAuthBearer,
@@ -34,9 +35,11 @@ from headrace.errors import ConfigError
 from headrace.wire.sasl import GSSAPI, MECHANISMS, OAUTHBEARER, PLAIN
 
 _CALLBACK = "sasl.server.callback.handler.class"
+_OAUTH = "org.apache.kafka.common.security.oauthbearer"
+_SIGNED = (None, f"{_OAUTH}.OAuthBearerValidatorCallbackHandler")
 _UNSECURED = (
     "unsecured",
-    "org.apache.kafka.common.security.oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler",
+    f"{_OAUTH}.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler",
 )
 
 
@@ -133,10 +136,13 @@ class Authenticator:
 
     def _validator(self, listener: str) -> Validator:
         callback = self._option(listener, _CALLBACK, OAUTHBEARER)
-        if callback is None:
+        url = cast("str | None", self._option(listener, "sasl.oauthbearer.jwks.endpoint.url"))
+        if callback in _SIGNED and url is not None:
+            return self._signed(listener, url)
+        if callback in _SIGNED:
             raise ConfigError(
-                f"SASL OAUTHBEARER needs a token validator: set listener.name.{listener.lower()}.oauthbearer."
-                f"{_CALLBACK} to a function, or to `unsecured` for tests"
+                "SASL OAUTHBEARER needs a token validator: set sasl.oauthbearer.jwks.endpoint.url, or "
+                f"listener.name.{listener.lower()}.oauthbearer.{_CALLBACK} to a function, or to `unsecured` for tests"
             )
         if callback not in _UNSECURED:
             return cast(Validator, _resolve_callback(callback))
@@ -149,6 +155,21 @@ class Authenticator:
             required_scope=frozenset(given.get("unsecuredValidatorRequiredScope", "").split()),
             skew_ms=int(given.get("unsecuredValidatorAllowableClockSkewMs", "0")),
         )
+
+    def _signed(self, listener: str, url: str) -> JwksTokens:
+        def option(name: str) -> Any:
+            return self._option(listener, name)
+
+        settings = JwksSettings(
+            url,
+            option("sasl.oauthbearer.jwks.endpoint.refresh.ms"),
+            option("sasl.oauthbearer.expected.audience"),
+            option("sasl.oauthbearer.expected.issuer"),
+            option("sasl.oauthbearer.sub.claim.name"),
+            option("sasl.oauthbearer.scope.claim.name"),
+            option("sasl.oauthbearer.clock.skew.seconds"),
+        )
+        return JwksTokens(settings, self._clock)
 
 
 _LISTED = ", ".join(MECHANISMS)
