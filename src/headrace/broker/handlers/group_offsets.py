@@ -32,7 +32,7 @@ from headrace.wire.api.group_offsets import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

@@ -22,7 +22,7 @@ from headrace.wire.api.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

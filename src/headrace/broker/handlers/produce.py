@@ -31,9 +31,9 @@ from headrace.wire.api.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from headrace.wire.fields import Records
 from headrace.wire.layout import ATTRIBUTES_OFFSET, HEADER_BYTES, MAGIC_OFFSET, TRANSACTIONAL
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import Records
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

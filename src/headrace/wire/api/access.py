@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    bytes_,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-)
+from headrace.wire.fields import array, boolean, bytes_, float64, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 29: list ACLs.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, string
+from headrace.wire.fields import array, boolean, int8, int16, int32, string
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 32: options of topics and brokers, with their defaults and sources.
 

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    Records,
-    RequestMessage,
-    Struct,
-    array,
-    int8,
-    int16,
-    int32,
-    int64,
-    records_,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.fields import Records, array, int8, int16, int32, int64, records_, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 
 class ReplicaState(Struct):

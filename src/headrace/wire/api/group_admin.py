@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    bytes_,
-    int8,
-    int16,
-    int32,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, bytes_, int8, int16, int32, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 16: list the groups of a broker.
 

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    bytes_,
-    int16,
-    int32,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, bytes_, int16, int32, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 11: join a group. v5 static members.
 

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    Records,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    int8,
-    int16,
-    int32,
-    int64,
-    records_,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.fields import Records, array, boolean, int8, int16, int32, int64, records_, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 78: acquire and fetch records, and acknowledge earlier ones. v2 acquire modes and renewal of locks.
 

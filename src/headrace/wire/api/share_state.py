@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-    uuid,
-)
+from headrace.wire.fields import array, int8, int16, int32, int64, string, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 83: set the start offset of share partitions; between brokers.
 
