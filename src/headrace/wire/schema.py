@@ -8,6 +8,8 @@ A declaration reads like the protocol guide; versions are in its notation (``"3+
         producer_epoch: int = int16()
         committed: bool = boolean()
 
+Fields of base classes come first, in the order of the bases.
+
 A message is an immutable tuple with named fields: cheap to build and to unpack, safe to share.
 Arrays are tuples, uuids are 16 bytes, records stay in the buffers they came in. The last element,
 `tags`, holds tagged fields that the declaration does not have; they are encoded again unchanged.
@@ -56,7 +58,10 @@ class _StructMeta(type):
         versions: str | None = None,
         flexible: str | None = None,
     ) -> _StructMeta:
-        fields = {key: value for key, value in namespace.items() if isinstance(value, Field)}
+        fields: dict[str, Field] = {}
+        for base in bases:
+            fields |= getattr(base, "fields", {})
+        fields |= {key: value for key, value in namespace.items() if isinstance(value, Field)}
         namespace["__slots__"] = ()
         namespace["fields"] = fields
         if versions is not None:

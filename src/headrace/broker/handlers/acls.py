@@ -25,7 +25,7 @@ from headrace.wire.api.access import (
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.wire.api.access import AclCreation, DeleteAclsFilter, DescribeAclsRequest
+    from headrace.wire.api.access import AclCreation, AclSelection
 
 # -- DescribeAcls --------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ def _checked_acl(requested: AclCreation) -> Acl:
     return Acl(resource, requested.resource_name, pattern, requested.principal, requested.host, operation, permission)
 
 
-def _checked_filter(requested: DescribeAclsRequest | DeleteAclsFilter) -> AclFilter:
+def _checked_filter(requested: AclSelection) -> AclFilter:
     """Return the filter, or raise INVALID_REQUEST."""
     return AclFilter(
         _checked_number(Resource, requested.resource_type_filter, "resource type", Resource.UNKNOWN),

@@ -33,9 +33,9 @@ from headrace.wire.api.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
-    LeaderIdAndEpoch,
     PartitionData,
 )
+from headrace.wire.api.leaders import LeaderIdAndEpoch
 from headrace.wire.compression import ZSTD
 from headrace.wire.fields import ZERO_UUID
 from headrace.wire.primitives import Buffer

@@ -22,9 +22,9 @@ from headrace.broker.partition import Partition
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch
+from headrace.wire.api.leaders import LeaderIdAndEpoch
 from headrace.wire.api.produce import (
     BatchIndexAndErrorMessage,
-    LeaderIdAndEpoch,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,

@@ -20,9 +20,9 @@ from headrace.broker.share.in_flight import AcknowledgeType, OffsetRange
 from headrace.broker.share.partition import Acknowledgement
 from headrace.broker.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession, TopicIdPartition
 from headrace.errors import BrokerError, Code
+from headrace.wire.api.leaders import NodeEndpoint
 from headrace.wire.api.share_fetch import (
     AcknowledgementBatch,
-    AcknowledgePartition,
     ShareAcknowledgePartitionData,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
@@ -33,7 +33,6 @@ from headrace.wire.api.share_fetch import (
     ShareFetchRequest,
     ShareFetchResponse,
     ShareLeader,
-    ShareNodeEndpoint,
 )
 
 if TYPE_CHECKING:
@@ -207,14 +206,14 @@ def _leader(broker: Broker, key: TopicIdPartition, nodes: set[int]) -> ShareLead
     return ShareLeader(leader_id=registration.leader, leader_epoch=registration.leader_epoch)
 
 
-def _endpoints(broker: Broker, context: Context, nodes: Iterable[int]) -> list[ShareNodeEndpoint]:
+def _endpoints(broker: Broker, context: Context, nodes: Iterable[int]) -> list[NodeEndpoint]:
     rows = []
     for node_id in sorted(nodes):
         try:
             address = node(broker, context.session.listener, node_id)
         except BrokerError:
             continue  # it has just left
-        rows.append(ShareNodeEndpoint(node_id=node_id, host=address.host, port=address.port))
+        rows.append(NodeEndpoint(node_id=node_id, host=address.host, port=address.port))
     return rows
 
 
@@ -259,7 +258,7 @@ async def _acknowledge(
     broker: Broker,
     context: Context,
     request: ShareFetchRequest | ShareAcknowledgeRequest,
-    rows: Mapping[TopicIdPartition, ShareFetchPartition | AcknowledgePartition],
+    rows: Mapping[TopicIdPartition, ShareFetchPartition | ShareFetchPartition],
 ) -> Acknowledged:
     """Apply the acknowledgements of a request; return an error or None for each partition."""
     results: Acknowledged = dict.fromkeys(rows)

@@ -19,6 +19,7 @@ from headrace.broker.share.state import (
 )
 from headrace.errors import BrokerError, Code, ConnectionFailedError
 from headrace.types import TopicPartition
+from headrace.wire.api.group_admin import Assignment, TopicPartitions
 from headrace.wire.api.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.api.share_groups import (
     AlterShareGroupOffsetsRequest,
@@ -29,9 +30,7 @@ from headrace.wire.api.share_groups import (
     DeleteShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsResponse,
     DeleteShareGroupOffsetsResponseTopic,
-    DescribedAssignment,
     DescribedShareGroup,
-    DescribedTopicPartitions,
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
     DescribeShareGroupOffsetsResponse,
@@ -128,11 +127,9 @@ def _describe_member(broker: Broker, member: ShareGroupMember) -> ShareMember:
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.topics),
-        assignment=DescribedAssignment(
+        assignment=Assignment(
             topic_partitions=[
-                DescribedTopicPartitions(
-                    topic_id=topic_id, topic_name=topics[topic_id].name, partitions=sorted(indexes)
-                )
+                TopicPartitions(topic_id=topic_id, topic_name=topics[topic_id].name, partitions=sorted(indexes))
                 for topic_id, indexes in member.assigned.items()
                 if topic_id in topics
             ]

@@ -117,13 +117,8 @@ class ListPartitionReassignmentsResponse(Message, api_key=46, versions="0-0", fl
 # Key 35: log directories and the sizes of partitions.
 
 
-class DescribableLogDirTopic(Struct):
-    topic: str = string()
-    partitions: Sequence[int] = array(int32)
-
-
 class DescribeLogDirsRequest(RequestMessage["DescribeLogDirsResponse"], api_key=35, versions="0-5", flexible="2+"):
-    topics: Sequence[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable="0+")
+    topics: Sequence[TopicPartitions] | None = array(TopicPartitions, nullable="0+")
 
 
 class DescribeLogDirsPartition(Struct):

@@ -112,7 +112,7 @@ class Member(Struct):
     member_type: int = int8("1+", default=-1, ignorable=True)
 
 
-class DescribedConsumerGroup(Struct):
+class DescribedEpochs(Struct):
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
     group_id: str = string()
@@ -120,6 +120,9 @@ class DescribedConsumerGroup(Struct):
     group_epoch: int = int32()
     assignment_epoch: int = int32()
     assignor_name: str = string()
+
+
+class DescribedConsumerGroup(DescribedEpochs):
     members: Sequence[Member] = array(Member)
     authorized_operations: int = int32(default=-0x80000000)
 
