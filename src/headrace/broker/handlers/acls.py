@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
 def handle_describe_acls(broker: Broker, context: Context, request: DescribeAclsRequest) -> HandlerResult:
     """Return the ACLs that match a filter."""
-    try:
-        _require_acls(broker, context, Operation.DESCRIBE)
-        acls = broker.catalog.acls.matching(_checked_filter(request))
-    except BrokerError as error:
-        return DescribeAclsResponse(error_code=error.code, error_message=str(error.args[0]))
+    _require_acls(broker, context, Operation.DESCRIBE)
+    acls = broker.catalog.acls.matching(_checked_filter(request))
     by_resource: dict[tuple[int, str, int], list[Acl]] = {}
     for acl in acls:
         by_resource.setdefault((acl.resource, acl.name, acl.pattern), []).append(acl)

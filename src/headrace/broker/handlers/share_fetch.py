@@ -51,14 +51,11 @@ Acknowledged = dict[TopicIdPartition, BrokerError | None]
 
 async def handle_share_fetch(broker: Broker, context: Context, request: ShareFetchRequest) -> ShareFetchResponse:
     """Acknowledge, acquire and fetch records. v2+ renewal of locks, and a strict limit of records."""
-    try:
-        group_id, _ = _check_member(broker, context, request)
-        _check_renewal(request)
-        rows = {(topic.topic_id, part.partition_index): part for topic in request.topics for part in topic.partitions}
-        acknowledgements = {key: part for key, part in rows.items() if part.acknowledgement_batches}
-        session = _find_session(broker, context, request, rows, has_acknowledgements=bool(acknowledgements))
-    except BrokerError as error:
-        return ShareFetchResponse(error_code=error.code, error_message=str(error.args[0]))
+    group_id, _ = _check_member(broker, context, request)
+    _check_renewal(request)
+    rows = {(topic.topic_id, part.partition_index): part for topic in request.topics for part in topic.partitions}
+    acknowledgements = {key: part for key, part in rows.items() if part.acknowledgement_batches}
+    session = _find_session(broker, context, request, rows, has_acknowledgements=bool(acknowledgements))
     is_full, epoch = request.share_session_epoch == INITIAL_EPOCH, session.epoch
     acknowledged = await _acknowledge(broker, context, request, acknowledgements)
     fetched: dict[TopicIdPartition, Fetched] = {}
@@ -224,13 +221,10 @@ async def handle_share_acknowledge(
     broker: Broker, context: Context, request: ShareAcknowledgeRequest
 ) -> ShareAcknowledgeResponse:
     """Acknowledge acquired records. v2+ renewal of locks."""
-    try:
-        group_id, member_id = _check_member(broker, context, request)
-        if request.share_session_epoch == INITIAL_EPOCH:
-            raise BrokerError("The share session epoch is invalid.", code=Code.INVALID_SHARE_SESSION_EPOCH)
-        session = broker.share.partitions.sessions.find(group_id, member_id, request.share_session_epoch)
-    except BrokerError as error:
-        return ShareAcknowledgeResponse(error_code=error.code, error_message=str(error.args[0]))
+    group_id, member_id = _check_member(broker, context, request)
+    if request.share_session_epoch == INITIAL_EPOCH:
+        raise BrokerError("The share session epoch is invalid.", code=Code.INVALID_SHARE_SESSION_EPOCH)
+    session = broker.share.partitions.sessions.find(group_id, member_id, request.share_session_epoch)
     rows = {(topic.topic_id, part.partition_index): part for topic in request.topics for part in topic.partitions}
     acknowledged = await _acknowledge(broker, context, request, rows)
     if request.share_session_epoch == FINAL_EPOCH:
