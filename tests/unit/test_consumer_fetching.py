@@ -17,13 +17,8 @@ from headrace.consumer.settings import ConsumerSettings, resolve
 from headrace.errors import Code, LogTruncationError, TopicAuthorizationError
 from headrace.types import TopicPartition
 from headrace.wire.api import ApiKey
-from headrace.wire.api.fetch import (
-    FetchableTopicResponse,
-    FetchResponse,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
-    PartitionData,
-)
+from headrace.wire.api.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from headrace.wire.api.leaders import LeaderIdAndEpoch, NodeEndpoint
 from headrace.wire.api.metadata import (
     MetadataResponse,
     MetadataResponseBroker,

@@ -48,7 +48,7 @@ from headrace.broker.tasks import on_loop_error
 from headrace.broker.topic_manager import TopicManager
 from headrace.broker.transactions.coordinator import TransactionCoordinator
 from headrace.errors import BrokerError, Code, ConfigError
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.controller import Controller

@@ -27,8 +27,8 @@ from headrace.broker.partition import UNKNOWN_OFFSET, Partition, PartitionEnv
 from headrace.broker.purgatory import DelayedDeleteRecords, DelayedProduce, Purgatory, not_enough_replicas_error
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
+from headrace.wire.fields import ZERO_UUID
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.cluster.follower_sessions import FollowerSessions

@@ -11,7 +11,8 @@ import click
 
 from headrace.cli.broker_control import call, data_dir_option, default_data_dir, is_alive
 from headrace.cli.broker_start import start
-from headrace.cli.output import EXIT_FAILED, CommandError, command_errors, debug_option, emit, format_option
+from headrace.cli.errors import EXIT_FAILED, CommandError, command_errors
+from headrace.cli.output import debug_option, emit, format_option
 from headrace.client.text_formats import format_duration_ms
 
 STOP_SECONDS_MAX = 40.0

@@ -70,7 +70,7 @@ class Consumer:
             self._reader = RecordReader(engine.buffer, engine, engine.settings.fetch.max_bytes, self._deserialization)
             engine.start()
         except BaseException:
-            engine.abandon()
+            engine.close(0)
             raise
 
     @classmethod

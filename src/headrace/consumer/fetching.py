@@ -38,8 +38,9 @@ from headrace.consumer.partitions import (
 )
 from headrace.errors import BrokerError, Code, HeadraceError, RecordTooLargeError, WireError
 from headrace.types import TopicPartition
-from headrace.wire.api.fetch import FetchRequest, FetchResponse, NodeEndpoint, PartitionData
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.api.fetch import FetchRequest, FetchResponse, PartitionData
+from headrace.wire.api.leaders import NodeEndpoint
+from headrace.wire.fields import ZERO_UUID
 
 TOPIC_MAY_COME = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID})
 MISSING_MS_MAX = 30_000.0

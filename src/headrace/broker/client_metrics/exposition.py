@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.client_metrics.instances import ClientInstance
 from headrace.broker.client_metrics.otlp import Point
-from headrace.broker.ports import bind
 from headrace.broker.registry.http_server import HttpRequest, HttpResponse, HttpServer
 from headrace.broker.registry.service import parse_listener
 
@@ -36,14 +35,7 @@ class MetricsService:
     async def start(self, listener: str) -> None:
         """Listen on HOST:PORT. Raise ConfigError, or OSError if the port is in use."""
         host, port = parse_listener(listener, LISTENER)
-        sock = bind(host, port, "of the metrics listener")
-        try:
-            await self._server.start(sock)
-        except BaseException:
-            sock.close()
-            raise
-        name = f"[{host}]" if ":" in host else host or "localhost"
-        self.url = f"http://{name}:{sock.getsockname()[1]}/metrics"
+        self.url = f"{await self._server.listen(host, port, 'of the metrics listener')}/metrics"
 
     async def stop(self) -> None:
         await self._server.stop()
