@@ -78,22 +78,22 @@ test-group-spark:
 
 test-group-docs-either:
 	@$(PYTEST) $(NOT_SLOW) tests/docs
-	@$(WITH_KERNEL) $(PYTEST) tests/either tests/link tests/commit
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/either tests/link tests/commit
 
 test-group-schema:
 	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/schema
 
 test-group-broker:
-	@$(WITH_KERNEL) $(PYTEST) tests/broker
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/broker
 
 test-group-kafka:
-	@$(WITH_KERNEL) $(PYTEST) tests/kafka
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/kafka
 
 test-group-faults:
-	@$(WITH_KERNEL) $(PYTEST) tests/faults
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/faults
 
 test-group-cli-ui:
-	@$(WITH_KERNEL) $(PYTEST) tests/cli
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/cli
 	@$(PYTEST) $(NOT_SLOW) $(LIVE_VIEW)
 
 # Files with tests that run on both kernels; all others run once.
@@ -177,7 +177,7 @@ bench-ui: .venv/.ready .venv/.kernel
 
 # What `make test` does in small: 200 producers and 5 brokers killed, a million records counted.
 faults-producer: .venv/.ready .venv/.kernel
-	@HEADRACE_FAULT_ROUNDS=200 HEADRACE_FAULT_RECORDS=1000000 $(PYTEST) tests/faults
+	@HEADRACE_FAULT_ROUNDS=200 HEADRACE_FAULT_RECORDS=1000000 $(PYTEST) $(NOT_SLOW) tests/faults
 
 # Brokers of a cluster killed, paused, cut off, for ten minutes. SECONDS=40: for less. SEED=7: these faults.
 # CONTROLLER=combined: the first broker is the controller; else the controller is a process of its own, and a victim too.
