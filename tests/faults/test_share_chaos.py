@@ -73,6 +73,8 @@ class Worker:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                break  # the member was killed while it printed
             kind, values = json.loads(line)
             (self._seen.tried if kind == "try" else self._seen.accepted).update(values)
 
