@@ -118,7 +118,6 @@ class Sender:
         self._thread.join(90)
 
 
-@pytest.mark.slow
 @pytest.mark.behaviour("B19")
 @pytest.mark.timeout(SECONDS + END_SECONDS_MAX + 120)
 def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path: Path) -> None:
