@@ -76,9 +76,20 @@ test-group-spark-processes:
 test-group-spark:
 	@$(PYTEST) $(NOT_SLOW) tests/spark $(SPARK_PROCESSES:%=--ignore=%)
 
-test-group-docs-either:
+test-group-docs:
 	@$(PYTEST) $(NOT_SLOW) tests/docs
-	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/either tests/link tests/commit
+
+# Our consumers, and the groups of other clients, wait for session timeouts: a half of what there is on both brokers.
+CONSUMERS := $(wildcard $(patsubst %,tests/either/test_%.py,consumer* mixed_groups share* streams))
+
+test-group-consumers:
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) $(CONSUMERS)
+
+test-group-either:
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/either tests/link $(CONSUMERS:%=--ignore=%)
+
+test-group-commit:
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/commit
 
 test-group-schema:
 	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/schema
@@ -92,8 +103,10 @@ test-group-kafka:
 test-group-faults:
 	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/faults
 
-test-group-cli-ui:
+test-group-cli:
 	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/cli
+
+test-group-ui:
 	@$(PYTEST) $(NOT_SLOW) $(LIVE_VIEW)
 
 # Files with tests that run on both kernels; all others run once.
