@@ -21,6 +21,7 @@ KAFKA_VERSIONS = ("4.3.0", "3.9.1")
 HEADRACE_OPTIONS = {
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.num.partitions": 4,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
     "share.coordinator.state.topic.num.partitions": 4,
     # A member is assigned its partitions with its second heartbeat.
     "group.consumer.min.heartbeat.interval.ms": 200,

@@ -52,6 +52,7 @@ offsets.topic.num.partitions=4
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
+transaction.abort.timed.out.transaction.cleanup.interval.ms=500
 group.initial.rebalance.delay.ms=0
 group.consumer.min.heartbeat.interval.ms=200
 group.consumer.heartbeat.interval.ms=500
