@@ -45,13 +45,14 @@ demo: .venv/.ready .venv/.kernel
 .venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
 	@$(BIN)/python tools/setup_env.py kernel
 
-# All tests but the slow ones of Spark and the live view. Three groups run at a time, because tests mostly wait; the
-# output of a group is printed when it is done. Groups are started in this order: the longest first.
-TEST_GROUPS := broker spark-processes cli-ui docs-either spark schema faults units-once units-compiled kafka units-python
+# All tests but the slow ones. Five groups share two cores, because tests mostly wait; the output of a group is printed
+# when it is done. Groups are started in this order: the longest first.
+TEST_JOBS ?= 5
+TEST_GROUPS := broker spark-processes consumers faults ui spark kafka units-once schema either cli docs units-compiled commit units-python
 .PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel
-	@echo "test: $(words $(TEST_GROUPS)) groups, about 22 minutes; each prints its output when it is done"
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target $(TEST_GROUPS:%=test-group-%)
+	@echo "test: $(words $(TEST_GROUPS)) groups, at most 15 minutes on two cores; each prints its output when it is done"
+	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) --keep-going --output-sync=target $(TEST_GROUPS:%=test-group-%)
 
 # Also the slow tests and all cells of the crash matrix: about two hours.
 test-all: .venv/.ready .venv/.kernel
