@@ -462,6 +462,10 @@ class Accumulator:
     def has_incomplete(self) -> bool:
         return bool(self._incomplete)
 
+    def awaits_results(self) -> bool:
+        """Return whether a batch has no result, or is in flight; the I/O thread removes it from here a moment later."""
+        return any(batch.in_flight or not batch.is_done for batch in self.incomplete())
+
     def undrained(self) -> list[ProducerBatch]:
         """Remove and return all queued batches, because of an abort or a forced close."""
         removed: list[ProducerBatch] = []
