@@ -43,6 +43,7 @@ from headrace.broker.security.authorizer import Authorizer, create_authorizer
 from headrace.broker.server.limits import ConnectionLimits
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
+from headrace.broker.statistics import Statistics
 from headrace.broker.tasks import on_loop_error
 from headrace.broker.topic_manager import TopicManager
 from headrace.broker.transactions.coordinator import TransactionCoordinator
@@ -93,6 +94,7 @@ class Broker:
         self.rack = config.optional(str, "broker.rack")
         self.has_partitions = "broker" in config.of(tuple, "process.roles")  # False: a separate controller
         self.faults = Faults()
+        self.statistics = Statistics(self.clock)
         self.listeners: list[Listener] = listeners_of(config)
         self.handler: Callable[[int], Handler] = handler  # by API key
         self.decompression_limits = DecompressionLimits.of(config)
@@ -143,6 +145,7 @@ class Broker:
             self.log_config,
             lag_ms_max=config.of(int, "replica.lag.time.max.ms"),
             fetch_session_slots=config.of(int, "max.incremental.fetch.session.cache.slots"),
+            statistics=self.statistics,
         )
         own_id = self.node_id if self.has_partitions else None
         self.topic_manager = TopicManager(self.catalog, own_id, config, self.logs.strays)
@@ -172,6 +175,8 @@ class Broker:
         self._started.push_async_callback(self.server.stop)
         self._started.push_async_callback(self._stop_groups)  # before the server, which waits for pending requests
         await self.server.start()
+        self.statistics.start()
+        self._started.callback(self.statistics.stop)
         if self.cluster is not None:
             self._started.push_async_callback(self.cluster.leave)
             await self.cluster.join()
@@ -295,6 +300,7 @@ class Broker:
         if event["kind"] in TOPIC_CHANGES and self._has_groups:
             self.groups.consumer_settings.note_topics_changed()
         if event["kind"] == "topic-deleted":
+            self.statistics.topics.pop(event["name"], None)
             if self._has_groups:
                 self.groups.topic_deleted(event["name"])
             if self._has_share_groups:
