@@ -12,14 +12,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.wire.primitives import Buffer
 from tests.simulation.network import Network
 from tests.simulation.world import Process, World
 
 LOG_SUFFIX = ".log"
+
+
+class _File(NamedTuple):
+    """What a descriptor was opened for."""
+
+    path: str
+    inode: int
 
 
 class Disk:
@@ -33,7 +41,7 @@ class Disk:
         self._world = world
         self._network = network
         self._safe_bytes: dict[str, int] = {}  # of a log file, by path
-        self._descriptors: dict[Process, dict[int, str]] = {}
+        self._descriptors: dict[Process, dict[int, _File]] = {}
         self._real: dict[str, Any] = {}
 
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -65,7 +73,7 @@ class Disk:
             process.check_alive()
         fd: int = self._real["open"](path, flags, mode, **options)
         if process is not None:
-            self._descriptors.setdefault(process, {})[fd] = str(path)
+            self._descriptors.setdefault(process, {})[fd] = _File(str(path), os.fstat(fd).st_ino)
         return fd
 
     def _close(self, fd: int) -> None:
@@ -88,8 +96,8 @@ class Disk:
                     whole = b"".join(parts)
                     size = self._world.rng.randrange(len(whole) + 1)
                     self._real[name](*arguments([whole[:size]]))
-                    path = Path(self._descriptors[process][fd])
-                    self._world.note(f"{process} crashes after {size} of {len(whole)} bytes to {path.name}")
+                    name = Path(self._descriptors[process][fd].path).name
+                    self._world.note(f"{process} crashes after {size} of {len(whole)} bytes to {name}")
                     process.kill()
                     process.check_alive()
         count: int = self._real[name](*arguments(parts))
@@ -100,9 +108,9 @@ class Disk:
         if process is not None:
             process.check_alive()
             self._slow_down(process)
-            path = self._descriptors.get(process, {}).get(fd, "")
-            if path.endswith(LOG_SUFFIX):
-                self._safe_bytes[path] = os.fstat(fd).st_size
+            file = self._descriptors.get(process, {}).get(fd)
+            if file is not None and file.path.endswith(LOG_SUFFIX):
+                self._safe_bytes[file.path] = os.fstat(fd).st_size
 
     def _writev(self, fd: int, parts: Any) -> int:
         sock = self._network.sockets.get(fd)
@@ -120,8 +128,10 @@ class Disk:
 
     def process_ended(self, process: Process) -> None:
         """Close the files of a killed process, as the kernel does; this releases its locks."""
-        for fd in self._descriptors.pop(process, {}):
-            self._real["close"](fd)
+        for fd, file in self._descriptors.pop(process, {}).items():
+            with suppress(OSError):  # a file object has closed it
+                if os.fstat(fd).st_ino == file.inode:  # and it was not opened again
+                    self._real["close"](fd)
 
     def cut_power(self, folder: Path) -> int:
         """Truncate logs to a random length that is at least what was synced; return how many bytes are lost."""

@@ -70,7 +70,7 @@ def installed(world: World, network: Network, disk: Disk, *, logs: bool = False)
                 stack.enter_context(mock.patch.object(owner, name, value))
 
         replace(time, **_clocks(world))
-        replace(os, **disk.functions(), getpid=_pid(world))
+        replace(os, **disk.functions(), getpid=_pid(world), urandom=world.rng.randbytes)
         replace(uuid, uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128), version=4))
         replace(random, Random=_seeded(world))
         replace(headrace.broker.server.server, bind=lambda host, port, name: network.listen(host, port))
