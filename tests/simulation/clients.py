@@ -216,7 +216,10 @@ class Reader(SimulatedClient):
         isolation = "read_committed" if self._committed else "read_uncommitted"
         while not self.is_stopping:
             fetcher = Fetcher(
-                self.scope.bootstrap, isolation=isolation, max_wait_ms=5_000, request_timeout_ms=8_000  # type: ignore[arg-type]
+                self.scope.bootstrap,
+                isolation=isolation,
+                max_wait_ms=5_000,
+                request_timeout_ms=8_000,  # type: ignore[arg-type]
             )
             try:
                 fetcher.assign(self._positions)

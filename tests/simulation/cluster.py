@@ -122,9 +122,7 @@ class Node:
 class SimulatedCluster:
     """Brokers 1 to `count`; the first is the controller."""
 
-    def __init__(
-        self, world: World, network: Network, disk: Disk, folder: Path, count: int
-    ) -> None:
+    def __init__(self, world: World, network: Network, disk: Disk, folder: Path, count: int) -> None:
         self.world, self.network, self.disk = world, network, disk
         self.nodes: list[Node] = []
         defaults = dict(OPTIONS)

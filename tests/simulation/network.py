@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import selectors
 import socket
 from collections import deque
@@ -336,7 +337,8 @@ class Selector(selectors.BaseSelector):
         if not ready and (timeout is None or timeout > 0):
             self._waiting = Thread.current()
             try:
-                self._waiting.wait(timeout)
+                # Rounded up, as poll(2) does: otherwise a deadline may never be reached.
+                self._waiting.wait(None if timeout is None else math.ceil(timeout * 1e6) / 1e6 + 1e-6)
             finally:
                 self._waiting = None
             ready = self._ready()

@@ -36,6 +36,7 @@ import headrace.producer.accumulator
 import headrace.producer.batch
 import headrace.producer.buffer_pool
 import headrace.producer.engine
+import headrace.producer.process
 import headrace.spark.worker
 from headrace.client.connection import Connection, ConnectionSettings
 from tests.simulation.disk import Disk
@@ -74,9 +75,13 @@ def installed(world: World, network: Network, disk: Disk, *, logs: bool = False)
         replace(uuid, uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128), version=4))
         replace(random, Random=_seeded(world))
         replace(headrace.broker.server.server, bind=lambda host, port, name: network.listen(host, port))
-        replace(headrace.client.network, Connection=_connection(network), socket=_Sockets(), selectors=_selectors(network))
+        replace(
+            headrace.client.network, Connection=_connection(network), socket=_Sockets(), selectors=_selectors(network)
+        )
         replace(headrace.producer.accumulator, SYSTEM_CLOCK=None)  # compiled code would read the clock itself
+        replace(headrace.producer.process, register=lambda engine: None)  # nothing is to be done at exit
         replace(headrace.broker.clean_shutdown, BOOT_ID=BootId(world))
+        replace(headrace.spark.worker, _this=_per_process(world, type(headrace.spark.worker._this())))
         for module in THREADING_MODULES:
             replace(module, threading=_threading(world))
         if not logs:  # most of it is about killed connections
@@ -111,6 +116,18 @@ def _pid(world: World) -> Callable[[], int]:
     return lambda: real if world.process is None else world.process.pid
 
 
+def _per_process(world: World, make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function for state that every process has of its own."""
+
+    def state() -> Any:
+        assert world.process is not None
+        if world.process.state is None:
+            world.process.state = make()
+        return world.process.state
+
+    return state
+
+
 def _seeded(world: World) -> type[random.Random]:
     class Seeded(random.Random):
         """A generator that takes its seed from the world's instead of the operating system's."""
@@ -129,7 +146,13 @@ def _connection(network: Network) -> type[Connection]:
         """A client's connection that opens sockets of the simulated network."""
 
         def __init__(
-            self, node_id: int, endpoint: Any, address: Any, settings: ConnectionSettings, *arguments: Any, **options: Any
+            self,
+            node_id: int,
+            endpoint: Any,
+            address: Any,
+            settings: ConnectionSettings,
+            *arguments: Any,
+            **options: Any,
         ) -> None:
             settings = dataclasses.replace(settings, open_socket=_opener(network))
             super().__init__(node_id, endpoint, address, settings, *arguments, **options)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.wire.records import read_batches
+from tests.simulation.checks import anomalies_of
 from tests.simulation.clients import (
     FinalReader,
     History,
@@ -29,13 +30,13 @@ from tests.simulation.clients import (
     TransactionalWriter,
 )
 from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.committing import TRANSACTION_SECONDS, Executor, SimulatedQuery
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.network import Network
 from tests.simulation.seams import installed
 from tests.simulation.world import World
 from tests.support.history import Batch, Replica
-from tests.support.history_check import check
 
 TOPIC = "t"
 RECOVERY_SECONDS_MAX = 300.0
@@ -51,6 +52,8 @@ class Plan:
     seconds: float = 600.0
     plain_writers: int = 1
     transactional_writers: int = 2
+    queries: int = 1
+    executors: int = 2
     readers: int = 2
     rate_per_s: float = 1.0
     """Steps of each writer: records, or transactions."""
@@ -93,8 +96,12 @@ class Simulation:
             *(PlainWriter(scope, f"w{n}", 1 + n, plan.rate_per_s) for n in range(plan.plain_writers)),
             *(TransactionalWriter(scope, f"x{n}", 20 + n, plan.rate_per_s) for n in range(plan.transactional_writers)),
         ]
+        self.executors = [Executor(scope, f"e{n}", 60 + n) for n in range(plan.executors if plan.queries else 0)]
+        self.writers += [
+            SimulatedQuery(scope, f"q{n}", 80 + n, self.executors, plan.rate_per_s / 4) for n in range(plan.queries)
+        ]
         self.readers = [Reader(scope, f"r{n}", 40 + n, committed=n % 2 == 0) for n in range(plan.readers)]
-        self.faults = Faults(self.cluster, [*self.writers, *self.readers])
+        self.faults = Faults(self.cluster, [*self.writers, *self.readers, *self.executors])
 
     def run(self) -> Result:
         started = time.monotonic()
@@ -125,8 +132,7 @@ class Simulation:
         finally:
             self._end()
         self._dump_replicas()
-        faults = [f"{fault.kind}: {fault.text}" for fault in check(self.history.events)]
-        return [*faults, *(f"ended: {text}" for text in self.world.failures)]
+        return [*anomalies_of(self.history.events), *(f"ended: {text}" for text in self.world.failures)]
 
     def _run(self) -> None:
         cluster, world = self.cluster, self.world
@@ -135,7 +141,7 @@ class Simulation:
         creator = TopicCreator(self._scope, "creator", 99)
         creator.start()
         self._wait("the topic is created", lambda: creator.is_done)
-        for client in (*self.writers, *self.readers):
+        for client in (*self.writers, *self.readers, *self.executors):
             client.start()
         if self.plan.faults:
             self.faults.start()
@@ -145,6 +151,7 @@ class Simulation:
         for writer in self.writers:
             writer.stop()
         self._wait("the writers have ended", lambda: all(writer.is_done for writer in self.writers))
+        world.run_for(TRANSACTION_SECONDS + 30 if self.plan.queries else 0)  # leftovers of killed tasks expire
         final = FinalReader(self._scope, "final", 98)
         final.start()
         self._wait("all records are read", lambda: final.is_done)
@@ -160,7 +167,7 @@ class Simulation:
 
     def _end(self) -> None:
         """Kill everything, so that nothing of this run remains in the interpreter."""
-        for client in (*self.writers, *self.readers):
+        for client in (*self.writers, *self.readers, *self.executors):
             client.end()
         for node in self.cluster.nodes:
             node.stop()

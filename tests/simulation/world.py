@@ -110,6 +110,7 @@ class Process:
         self.skew_seconds = 0.0
         self.boots = 0  # how often the host has started
         self.busy_until = 0.0  # a blocking call, such as a write to a slow disk, is not over before
+        self.state: Any = None  # module-level state of its code
         self.on_kill: list[Callable[[], None]] = []
         self._deferred: list[Callable[[], None]] = []
         self._threads: dict[int, Thread] = {}
