@@ -7,11 +7,17 @@ python -m tests.simulation --seed 17          one seed again, with the log of it
 from __future__ import annotations
 
 import argparse
+import math
+import multiprocessing
+import os
 import sys
 import time
+from functools import partial
 
 from tests.simulation.seams import fixed_hashes
 from tests.simulation.simulation import Plan, Result, Simulation
+
+RUNS_PER_PROCESS = 5
 
 
 def main() -> None:
@@ -20,6 +26,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--hours", type=float, default=1.0, help="simulated hours in all")
     parser.add_argument("--seconds", type=float, default=1800.0, help="simulated seconds with faults, of each seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at the same time")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--rate", type=float, default=1.0, help="steps of each writer per second")
     arguments = parser.parse_args()
@@ -30,19 +37,31 @@ def main() -> None:
         print("\n".join(result.notes))
         report(result)
         sys.exit(bool(result.anomalies))
-    started, simulated, seed, bad = time.monotonic(), 0.0, arguments.first, []
-    while simulated < arguments.hours * 3600:
-        result = Simulation(seed, plan).run()
-        report(result)
-        simulated += result.simulated_seconds
-        bad += [seed] if result.anomalies else []
-        seed += 1
+    sys.exit(bool(run_seeds(plan, arguments.first, arguments.hours * 3600, arguments.jobs)))
+
+
+def run_seeds(plan: Plan, first: int, seconds: float, jobs: int) -> list[int]:
+    """Run one seed after the other until `seconds` are simulated; return the seeds with anomalies."""
+    started, simulated, bad = time.monotonic(), 0.0, []
+    count = math.ceil(seconds / plan.seconds)  # each run is longer than that
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=RUNS_PER_PROCESS) as pool:
+        for result in pool.imap(partial(simulate, plan), range(first, first + count)):
+            report(result)
+            simulated += result.simulated_seconds
+            bad += [result.seed] if result.anomalies else []
+            if simulated >= seconds:
+                pool.terminate()
+                break
     minutes = (time.monotonic() - started) / 60
     print(
-        f"{simulated / 3600:.1f} simulated hours in {minutes:.1f} minutes, {simulated / 3600 / minutes:.2f} hours per "
+        f"{simulated / 3600:.2f} simulated hours in {minutes:.1f} minutes: {simulated / 3600 / minutes:.2f} hours per "
         f"minute; seeds with anomalies: {bad or 'none'}"
     )
-    sys.exit(bool(bad))
+    return bad
+
+
+def simulate(plan: Plan, seed: int) -> Result:
+    return Simulation(seed, plan).run()
 
 
 def report(result: Result) -> None:

@@ -78,6 +78,8 @@ class World:
                 self.process = process
                 try:
                     call()
+                except ProcessKilledError:  # it has crashed in this event
+                    continue
                 finally:
                     self.process = None
         return True
