@@ -15,7 +15,7 @@ import time
 from functools import partial
 
 from tests.simulation.seams import fixed_hashes
-from tests.simulation.simulation import Plan, Result, Simulation
+from tests.simulation.simulation import Plan, Result, Simulation, simulate
 
 RUNS_PER_PROCESS = 5
 
@@ -44,6 +44,7 @@ def run_seeds(plan: Plan, first: int, seconds: float, jobs: int) -> list[int]:
     """Run one seed after the other until `seconds` are simulated; return the seeds with anomalies."""
     started, simulated, bad = time.monotonic(), 0.0, []
     count = math.ceil(seconds / plan.seconds)  # each run is longer than that
+    # New interpreters import `simulate` by its module's name: this one is __main__.
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=RUNS_PER_PROCESS) as pool:
         for result in pool.imap(partial(simulate, plan), range(first, first + count)):
             report(result)
@@ -58,10 +59,6 @@ def run_seeds(plan: Plan, first: int, seconds: float, jobs: int) -> list[int]:
         f"minute; seeds with anomalies: {bad or 'none'}"
     )
     return bad
-
-
-def simulate(plan: Plan, seed: int) -> Result:
-    return Simulation(seed, plan).run()
 
 
 def report(result: Result) -> None:

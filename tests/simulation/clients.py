@@ -57,6 +57,7 @@ class SimulatedClient:
         self.name = name
         self.host = f"10.0.1.{number}"
         self.generation = 0
+        self.successes = 0  # acknowledged records, committed transactions or batches
         self.process: Process | None = None
         self.is_stopping = False
         self.is_done = False
@@ -122,8 +123,9 @@ class PlainWriter(SimulatedClient):
     def _partition(self) -> int:
         return self.rng.randrange(self.scope.partitions)
 
-    def _on_result(self) -> None:
+    def _on_result(self, outcome: Outcome) -> None:
         self._pending -= 1
+        self.successes += outcome is Outcome.DONE
 
 
 class TransactionalWriter(SimulatedClient):
@@ -145,6 +147,7 @@ class TransactionalWriter(SimulatedClient):
             name = f"{self.name}/{self._count}"
             outcome, client = self._transaction(client, name)
             self.scope.history.add(Ended(name, outcome))
+            self.successes += outcome is Outcome.DONE
         if client is not None:
             client.close()
         while self._client() is None:  # fences the last one, so that no transaction stays open
@@ -285,12 +288,14 @@ class TopicCreator(SimulatedClient):
             self.pause(1.0)
 
 
-def send(scope: Scope, client: HeadraceClient, event: Sent, on_done: Callable[[], None] = lambda: None) -> None:
+def send(
+    scope: Scope, client: HeadraceClient, event: Sent, on_done: Callable[[Outcome], None] = lambda outcome: None
+) -> None:
     """Record and send a value; its result is recorded when it is known."""
     scope.history.add(event)
 
     def on_result(outcome: Outcome, partition: int | None, offset: int | None) -> None:
-        on_done()
+        on_done(outcome)
         scope.history.add(SendResult(event.value, outcome, partition, offset))
 
     result: OnResult = on_result

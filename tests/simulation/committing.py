@@ -108,6 +108,7 @@ class SimulatedQuery(SimulatedClient):
             raise
         committer.commit(self._batch(number, reports))
         self.scope.history.add(Ended(f"{self.name}/{number}", Outcome.DONE))
+        self.successes += 1
         if self.rng.random() < FAILED_COMMIT_LOG_CHANCE:
             raise TaskFailedError(f"writing batch {number} to the commit log failed")
         self.committed = max(self.committed, number)

@@ -148,6 +148,11 @@ class Simulation:
         world.run_for(self.plan.seconds)
         self.faults.stop()
         self._wait("all replicas are in sync", cluster.is_in_sync)
+        before = [writer.successes for writer in self.writers]
+        self._wait(
+            "all writers make progress",
+            lambda: all(writer.successes > count for writer, count in zip(self.writers, before, strict=True)),
+        )
         for writer in self.writers:
             writer.stop()
         self._wait("the writers have ended", lambda: all(writer.is_done for writer in self.writers))
@@ -188,6 +193,10 @@ class Simulation:
                     for batch in read_batches(file.read_bytes())
                 ]
                 self.history.add(Replica(node.node_id, partition, tuple(batches)))
+
+
+def simulate(plan: Plan, seed: int) -> Result:
+    return Simulation(seed, plan).run()
 
 
 def _memory_folder() -> str | None:
