@@ -320,7 +320,7 @@ class Accumulator:
     def _backoff_ms(self, batch: ProducerBatch) -> float:
         settings = self._settings
         # The jitter depends on the batch only, so that `ready` gives the same result each time.
-        rng = random.Random(id(batch) ^ batch.attempts)
+        rng = random.Random(hash((batch.created_ms, batch.partition, batch.attempts)))
         return exponential_backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, rng)
 
     def drain(
