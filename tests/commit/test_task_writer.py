@@ -7,8 +7,10 @@ import threading
 import pyarrow as pa
 import pytest
 
+from headrace.producer.accumulator import Accumulator
 from headrace.producer.sequences import SequenceTable
 from headrace.producer.serializers import DoubleSerializer
+from headrace.producer.transactions import TransactionManager
 from headrace.spark.decisions import Span
 from headrace.spark.errors import BadRowError, FencedError, SinkError
 from headrace.spark.task_writer import merged
@@ -42,6 +44,26 @@ def test_the_report_counts_the_rows_of_all_sends(rig):
     assert report.row_count == 6
     assert report.transaction.spans == (Span(rig.topic, 1, 0, 5, 6),)
     assert report.transaction.record_count == 6
+
+
+def test_a_task_may_end_before_the_io_thread_has_returned_the_memory_of_its_batch(rig, monkeypatch):
+    """A batch is done, and flush() returns, a moment before."""
+    is_done, is_leaving = threading.Event(), threading.Event()
+    finish, begin_reset = Accumulator.finish, TransactionManager.begin_reset
+
+    def finish_late(accumulator, batch):
+        is_done.set()
+        is_leaving.wait(SECONDS_MAX)
+        finish(accumulator, batch)
+
+    def leave(manager, transactional_id):
+        if is_done.is_set():
+            is_leaving.set()
+        return begin_reset(manager, transactional_id)
+
+    monkeypatch.setattr(Accumulator, "finish", finish_late)
+    monkeypatch.setattr(TransactionManager, "begin_reset", leave)
+    assert rig.task(["a1"]).transaction is not None
 
 
 ROWS, ROWS_IN_BATCH = 100_000, 10_000

@@ -445,7 +445,8 @@ class SendEngine:
         Connections, metadata and the I/O thread stay. All records must have been acknowledged.
         """
         manager = self._manager("detach_transaction")
-        if self.accumulator.has_incomplete():
+        # A batch is done, and flush() returns, a moment before the I/O thread has removed it.
+        if not all(batch.is_done for batch in self.accumulator.incomplete()):
             raise IllegalStateError("detach_transaction() while records are not acknowledged: call flush() first")
         manager.begin_reset(transactional_id).wait(self.settings.max_block_ms)
 
