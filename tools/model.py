@@ -147,7 +147,9 @@ def summary(outcomes: list[Outcome], seconds: float, *, is_whole: bool) -> list[
     cpu = sum(outcome.run.cpu_seconds for outcome in outcomes)
     print(f"mutations: {refuted} of {len(mutations)} refuted")
     print(*problems, sep="\n", end="\n" if problems else "")
-    print(f"model: {'FAILED' if problems else 'as expected'}, {len(outcomes)} checks in {seconds:.0f} s, {cpu:.0f} CPU s")
+    print(
+        f"model: {'FAILED' if problems else 'as expected'}, {len(outcomes)} checks in {seconds:.0f} s, {cpu:.0f} CPU s"
+    )
     return problems
 
 

@@ -143,9 +143,7 @@ def _key(line: Line) -> tuple[str, int]:
     return line["process"], line["number"]
 
 
-def _event(
-    call: Line, returned: Line, names: _Names, *, is_call: bool, is_aborting: bool
-) -> dict[str, str] | None:
+def _event(call: Line, returned: Line, names: _Names, *, is_call: bool, is_aborting: bool) -> dict[str, str] | None:
     """Return the fields of the event that a line is; None if it says nothing that the model has."""
     is_helper, name, result = call["process"].startswith(HELPER), call["call"], returned["result"]
     if is_helper:
@@ -238,7 +236,9 @@ def _ledger(call: Line, returned: Line, names: _Names) -> dict[str, str]:
 def check(traces: Mapping[str, Sequence[Line]]) -> list[Verdict]:
     """Replay traces on the model, all in one run of TLC."""
     translated = {name: events_of(lines) for name, lines in traces.items()}
-    sequences = ",\n".join("<<" + ",\n  ".join(event.text for event in events) + ">>" for events, _ in translated.values())
+    sequences = ",\n".join(
+        "<<" + ",\n  ".join(event.text for event in events) + ">>" for events, _ in translated.values()
+    )
     every_name = [names for _, names in translated.values()]
     config = _CONFIG.format(
         tasks=", ".join(f'"t{task}"' for task in range(1, max(names.tasks for names in every_name) + 1)),

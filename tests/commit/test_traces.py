@@ -70,7 +70,9 @@ class Scenario:
 
     def prepare(self, failpoint: str) -> None:
         """Run an earlier driver, if the failpoint needs one."""
-        at = {"begin.finish": "decide.done", "begin.abort": "decide.begin", "replay.abort": "finish.done"}.get(failpoint)
+        at = {"begin.finish": "decide.done", "begin.abort": "decide.begin", "replay.abort": "finish.done"}.get(
+            failpoint
+        )
         if failpoint.startswith("redo."):
             at = "decide.done"
         if at is not None:
@@ -84,7 +86,9 @@ class Scenario:
 
     def take_lock(self, run: str) -> None:
         """Take the sink lock as another process of the run does: open the ledger, read, hold the sink."""
-        ledger = TracedLedger(Trace(str(self.path), self.rig.sink, run, traces.HELPER), self.rig.options(), self.rig.sink, self.rig.client)
+        ledger = TracedLedger(
+            Trace(str(self.path), self.rig.sink, run, traces.HELPER), self.rig.options(), self.rig.sink, self.rig.client
+        )
         ledger.open()
         ledger.read()
         if not ledger.holders.is_held_by(run):
@@ -126,7 +130,9 @@ def come_back_to_a_new_holder(scenario: Scenario, failpoint: str) -> None:
 
 def change_process(scenario: Scenario, failpoint: str) -> None:
     """Another process of the run takes the sink lock, as another query of the driver makes it do."""
-    scenario.try_to_commit(RUN_1, scenario.batch(RUN_1, 0), scenario.steps(failpoint, lambda: scenario.take_lock(RUN_1)))
+    scenario.try_to_commit(
+        RUN_1, scenario.batch(RUN_1, 0), scenario.steps(failpoint, lambda: scenario.take_lock(RUN_1))
+    )
     scenario.commit_all(RUN_2)
 
 
@@ -149,7 +155,7 @@ FAULTS = (fail_then_succeed, die_then_succeed, come_back_as_a_zombie, change_pro
 
 def test_every_failure_at_every_failpoint_is_a_behaviour_of_the_model(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """All in one run of TLC."""
-    recorded = {}
+    recorded: dict[str, list[traces.Line]] = {}
     for fault in FAULTS:
         for failpoint in DRIVER_FAILPOINTS:
             name = f"{fault.__name__} at {failpoint}"
@@ -234,7 +240,7 @@ DEVIATIONS = {
 
 def test_a_deviation_of_the_code_is_no_behaviour_of_the_model(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """All in one run of TLC, beside the same scenarios without the deviation."""
-    recorded = {}
+    recorded: dict[str, list[traces.Line]] = {}
     for title, deviation in DEVIATIONS.items():
         for name in (f"with: {title}", f"without: {title}"):
             with SinkRig(broker) as rig, pytest.MonkeyPatch.context() as patch, contextlib.suppress(HeadraceError):

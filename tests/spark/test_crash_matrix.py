@@ -172,7 +172,9 @@ def test_the_steps_of_every_cell_are_a_behaviour_of_the_model(matrix):
     if not outcomes:
         pytest.skip("no cell was run")
     names = [f"{outcome.broker}: {outcome.fault} at {outcome.failpoint}" for outcome in outcomes]
-    verdicts = traces.check({name: traces.read(Path(outcome.trace)) for name, outcome in zip(names, outcomes, strict=True)})
+    verdicts = traces.check(
+        {name: traces.read(Path(outcome.trace)) for name, outcome in zip(names, outcomes, strict=True)}
+    )
     rejected = [verdict for verdict in verdicts if not verdict.is_accepted]
     _log(f"traces: {len(verdicts) - len(rejected)} of {len(verdicts)} are behaviours of the model")
     assert not rejected, "\n".join(map(str, rejected))

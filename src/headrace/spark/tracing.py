@@ -1,6 +1,6 @@
 """Traces of the commit protocol, for tests only: what a committer calls, and what the brokers respond, as JSON lines.
 
-    failpoint option `trace=FILE` → TracedCommitter, TracedLedger, … → FILE → tools/traces.py, which replays it on the model
+    failpoint option `trace=FILE` → TracedCommitter, TracedLedger, … → FILE → tools/traces.py: replays it on the model
 
 All processes of a query append to one file, so its lines are in the order of time. Every call has a line when it begins
 and, unless its process is killed, another when it returns: it takes effect in between.
@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from headrace.client.blocking import BlockingClient
@@ -111,19 +111,18 @@ class TracedTransactions(Transactions):
             returned["refused"] = [key for key, result in results.items() if result is EndTxnResult.REFUSED]
         return results
 
-    def describe(self, ids: Collection[str]) -> dict[str, OpenState] | None:
+    def describe(self, ids: Iterable[str]) -> dict[str, OpenState] | None:
         with self._trace.call("describe") as returned:
             states = super().describe(ids)
             returned["open"] = [
-                (key, state.producer_id, state.epoch)
-                for key, state in (states or {}).items()
-                if state.state == ONGOING
+                (key, state.producer_id, state.epoch) for key, state in (states or {}).items() if state.state == ONGOING
             ]
         return states
 
-    def fence(self, ids: Collection[str]) -> None:
-        with self._trace.call("fence", ids=sorted(ids)):
-            super().fence(ids)
+    def fence(self, ids: Iterable[str]) -> None:
+        fenced = sorted(ids)
+        with self._trace.call("fence", ids=fenced):
+            super().fence(fenced)
 
 
 class TracedRedo(Redo):
