@@ -20,14 +20,14 @@ SPECIFICATION = "CommitProtocol.tla"
 WORKERS = 2
 """Cores: for one configuration, or for as many mutations, which are too small for several workers."""
 _MUTATION = re.compile(
-    r"^### (?P<title>[^\n]+)\n`(?P<config>[a-z]+)` refutes it[^\n]*\n```diff\n(?P<diff>.*?)^```$",
+    r"^### (?P<title>[^\n]+)\n`(?P<config>[a-z]+)` refutes it(?: with `(?P<liveness>\w+)`)?[^\n]*\n"
+    r"```diff\n(?P<diff>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _STATES = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found")
 _DEPTH = re.compile(r"depth of the complete state graph search is (\d+)")
 _VIOLATED = re.compile(r"Error: (?:Invariant|Action property|Temporal properties) ?(\w+)? ?(?:is|were) violated")
 _REACHED = re.compile(r'<<"reached", "([^"]+)">>')
-LIVENESS = "liveness"
 
 
 class ModelError(Exception):
@@ -42,6 +42,8 @@ class Check:
     specification: str
     config: str
     must_fail: bool = False
+    liveness: str = ""
+    """The only property of liveness that is checked: TLC does not say which of several is violated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,9 @@ def configurations() -> dict[str, str]:
 
 
 def properties() -> set[str]:
-    """Return the safety properties of all configurations, and one name for liveness: TLC does not say which."""
+    """Return the properties of all configurations."""
     lists = re.findall(r"^(?:INVARIANTS|PROPERTIES) (.+)$", "\n".join(configurations().values()), re.MULTILINE)
-    names = {name for names in lists for name in names.split()}
-    return names - {"DecidedIsFinished", "EverythingArrives"} | {LIVENESS}
+    return {name for names in lists for name in names.split()}
 
 
 def steps() -> set[str]:
@@ -97,8 +98,11 @@ def checks() -> Iterator[Check]:
     if len(mutations) != len(re.findall(r"^### ", text, re.MULTILINE)):
         raise ModelError("model/mutations.md: an entry does not have the form of the others")
     for mutation in mutations:
-        title, config = mutation["title"], configs[mutation["config"]]
-        yield Check(f"mutation: {title}", mutated(title, specification, mutation["diff"]), config, must_fail=True)
+        title, config, liveness = mutation["title"], configs[mutation["config"]], mutation["liveness"] or ""
+        if liveness:
+            config = re.sub(r"^PROPERTIES .*$", f"PROPERTIES {liveness}", config, flags=re.MULTILINE)
+        changed = mutated(title, specification, mutation["diff"])
+        yield Check(f"mutation: {title}", changed, config, must_fail=True, liveness=liveness)
 
 
 def mutated(title: str, specification: str, diff: str) -> str:
@@ -120,7 +124,7 @@ def run(check: Check) -> Outcome:
     outcome = Outcome(
         check,
         tlc,
-        "" if tlc.code == NO_ERROR else (violated and violated[1]) or LIVENESS,
+        "" if tlc.code == NO_ERROR else (violated and violated[1]) or check.liveness or "liveness",
         int(states[-1][1].replace(",", "")) if states else 0,
         int(depth[1]) if depth else 0,
         frozenset(_REACHED.findall(tlc.output)),
