@@ -156,7 +156,6 @@ class ClassicMembership(Membership):
         self._is_rejoin_needed = False
         attempt = self._attempt
         if lost:
-            self._forget_member(self._member_id if self._settings.instance_id else "")
             self._previous = []
 
         def on_done() -> None:
@@ -166,14 +165,18 @@ class ClassicMembership(Membership):
         self._application.revoke(self._step(), on_done, lost=lost, keeps=self._is_cooperative)
 
     def _on_removed(self, code: int) -> None:
-        """Join again as a new member: the group has removed this one."""
+        """Join again: the group has removed this member, or has a newer generation of it."""
         if self._state in OUTSIDE or self._generation == NO_GENERATION:
             return  # that is known already
         self._log.warning("removed from the group: %s", BrokerError(code=code))
         if self._state is MemberState.REVOKING:
             self._transition_to(MemberState.JOINING)
-        self._forget_member()
+        self._forget_generation(code)
         self._revoke(lost=True)
+
+    def _forget_generation(self, code: int) -> None:
+        """With ILLEGAL_GENERATION, keep the id, as in Java: the group would wait for this member under its old id."""
+        self._forget_member(self._member_id if code == Code.ILLEGAL_GENERATION else "")
 
     # -- join ----------------------------------------------------------------------------------
 
@@ -315,7 +318,7 @@ class ClassicMembership(Membership):
         if code in MOVED:
             self._coordinator.forget(BrokerError(api, code=code))
         elif code in REMOVED:
-            self._forget_member()
+            self._forget_generation(code)
         elif code not in (Code.COORDINATOR_LOAD_IN_PROGRESS, Code.REBALANCE_IN_PROGRESS):
             self._fail(BrokerError(f"{api} of group {self._settings.group_id!r}", code=code))
             return
