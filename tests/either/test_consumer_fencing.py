@@ -27,15 +27,20 @@ CLASSIC_SESSION_MS = 1500
 
 
 def open_member(broker, group: str, protocol: str) -> Consumer:
-    classic = {"session_timeout_ms": CLASSIC_SESSION_MS, "heartbeat_interval_ms": 200} if protocol == "classic" else {}
-    return Consumer(
-        bootstrap_servers=broker.bootstrap,
-        group_id=group,
-        group_protocol=protocol,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        **classic,
-    )
+    return Consumer(member_options(broker, group, protocol))
+
+
+def member_options(broker, group: str, protocol: str) -> dict[str, object]:
+    """Return Kafka's options, for this process or another."""
+    classic = {"session.timeout.ms": CLASSIC_SESSION_MS, "heartbeat.interval.ms": 200}
+    return {
+        "bootstrap.servers": broker.bootstrap,
+        "group.id": group,
+        "group.protocol": protocol,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        **(classic if protocol == "classic" else {}),
+    }
 
 
 def join_twice(broker, member: GroupMetadata, protocol: str, topic: str) -> None:
@@ -179,15 +184,7 @@ class Process:
 def test_a_process_that_stood_still_beyond_its_session_cannot_commit_and_joins_again(quick, protocol):
     topic, group = fill(quick, 10, 1), unique("group")
     name = TopicPartition(topic, 0)
-    options: dict[str, object] = {
-        "bootstrap.servers": quick.bootstrap,
-        "group.id": group,
-        "group.protocol": protocol,
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-        **({"session.timeout.ms": CLASSIC_SESSION_MS, "heartbeat.interval.ms": 200} if protocol == "classic" else {}),
-    }
-    process = Process(topic, options)
+    process = Process(topic, member_options(quick, group, protocol))
     try:
         assert [process.next_event() for _ in range(2)] == [["assigned", 1], ["ready"]]
         process.stand_still()
