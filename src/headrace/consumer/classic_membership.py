@@ -51,6 +51,10 @@ JOIN_MARGIN_MS = 5000.0
 """How much longer than the rebalance timeout to wait for the response to JoinGroup."""
 METADATA_WAIT_MS_MAX = 5000.0
 """How long a leader waits for the metadata of topics of other members; then it assigns without them."""
+INCONSISTENT = (
+    "its members share no assignor (partition.assignment.strategy), or it is of another kind. List the assignors of "
+    "the other members, or use another group.id"
+)
 REMOVED = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION})
 
 
@@ -320,7 +324,8 @@ class ClassicMembership(Membership):
         elif code in REMOVED:
             self._forget_generation(code)
         elif code not in (Code.COORDINATOR_LOAD_IN_PROGRESS, Code.REBALANCE_IN_PROGRESS):
-            self._fail(BrokerError(f"{api} of group {self._settings.group_id!r}", code=code))
+            remedy = f": {INCONSISTENT}" if code == Code.INCONSISTENT_GROUP_PROTOCOL else ""
+            self._fail(BrokerError(f"{api} of group {self._settings.group_id!r}{remedy}", code=code))
             return
         self._retry_join()
 
