@@ -26,6 +26,7 @@ from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.config.clock import Clock
 from headrace.consumer import interceptors
+from headrace.consumer.arguments import partition_of, partitions_of
 from headrace.consumer.fetching import PartitionFetcher
 from headrace.consumer.group import ConsumerGroup
 from headrace.consumer.metrics import ConsumerMetrics, ConsumerObserver, PartitionGauges, ReadData
@@ -392,12 +393,12 @@ class ConsumerEngine:
         self.check_usable()
         if self.is_polling:
             raise IllegalStateError("poll() was called by a listener, which poll() has called: return from it first")
-        self.is_polling = True
-        self.metrics.poll_started()
-        if self.group is not None:
-            self.group.on_poll()
-        deadline = time.monotonic() + timeout_ms / 1000
         try:
+            self.is_polling = True
+            self.metrics.poll_started()
+            if self.group is not None:
+                self.group.on_poll()
+            deadline = time.monotonic() + timeout_ms / 1000
             while True:
                 self.run_steps()
                 self._raise_error()
@@ -473,16 +474,16 @@ class ConsumerEngine:
 
     def partition(self, name: TopicPartition) -> AssignedPartition:
         """Return an assigned partition."""
-        partition = self.assignment.partitions.get(TopicPartition(*name))
+        partition = self.assignment.partitions.get(partition_of(name))
         if partition is None:
-            raise IllegalStateError(f"{TopicPartition(*name)} is not assigned to this consumer: call assign() first")
+            raise IllegalStateError(f"{partition_of(name)} is not assigned to this consumer: call assign() first")
         return partition
 
     def partitions(self, names: Iterable[TopicPartition] | None) -> Mapping[TopicPartition, AssignedPartition]:
         """Return the named partitions, by default all."""
         if names is None:
             return self.assignment.partitions
-        return {TopicPartition(*name): self.partition(name) for name in names}
+        return {name: self.partition(name) for name in partitions_of(names)}
 
     def lag(self, partition: AssignedPartition) -> int | None:
         """Return how many offsets a position is behind the end, as of the last fetch; None if that is unknown."""

@@ -211,7 +211,8 @@ class ConsumerMetrics(ClientMetrics):
 
     def poll_ended(self) -> None:
         now, started = self._now(), self._poll_started_ms
-        assert started is not None
+        if started is None:  # Ctrl-C before the start was recorded
+            return
         before = started if self._poll_ended_ms is None else self._poll_ended_ms
         if now > before:
             self._main["poll-idle-ratio"].record((now - started) / (now - before), now)
