@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.wire import columns, frames, message_sets, schema
+from headrace.wire import columns, fields, frames, message_sets, schema
 from headrace.wire.api import APIS, request_class, response_class
 from headrace.wire.compression import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD, compress, decompress
 from headrace.wire.framing import FrameReader
@@ -92,20 +92,20 @@ def filled(cls: type[Struct], version: int) -> Any:
 
 
 def _sample(kind: int, element: int | type[Struct] | None, version: int) -> Any:
-    if kind == schema.ARRAY:
+    if kind == fields.ARRAY:
         assert element is not None
         item = filled(element, version) if isinstance(element, type) else _sample(element, None, version)
         return (item, item)
-    if kind == schema.STRUCT:
+    if kind == fields.STRUCT:
         assert isinstance(element, type)
         return filled(element, version)
     samples: dict[int, Any] = {
-        schema.STRING: "text",
-        schema.BYTES: b"bytes",
-        schema.RECORDS: b"records",
-        schema.UUID: bytes(range(16)),
-        schema.BOOLEAN: True,
-        schema.FLOAT64: 1.5,
+        fields.STRING: "text",
+        fields.BYTES: b"bytes",
+        fields.RECORDS: b"records",
+        fields.UUID: bytes(range(16)),
+        fields.BOOLEAN: True,
+        fields.FLOAT64: 1.5,
     }
     return samples.get(kind, 3)
 

@@ -12,7 +12,6 @@ from headrace.errors import Code
 from headrace.wire.api import request_class
 from headrace.wire.api.cluster_admin import (
     AlterPartitionReassignmentsRequest,
-    DescribableLogDirTopic,
     DescribeLogDirsRequest,
     ElectLeadersRequest,
     FeatureUpdateKey,
@@ -129,8 +128,8 @@ def test_log_dirs_are_described(broker, connection, topic):
     on_disk = sum(file.stat().st_size for file in (broker.data_dir / f"{topic}-0").glob("*.log"))
     assert size == on_disk > 0
     requested = [
-        DescribableLogDirTopic(topic=topic, partitions=[0, 7]),
-        DescribableLogDirTopic(topic="no", partitions=[0]),
+        TopicPartitions(topic=topic, partitions=[0, 7]),
+        TopicPartitions(topic="no", partitions=[0]),
     ]
     assert partitions(topics=requested) == {(topic, 0): size}
 

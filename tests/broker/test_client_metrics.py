@@ -14,7 +14,7 @@ from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from headrace.wire.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 from tests.support.otlp_messages import metric, metrics_data, number_point
 from tests.support.peers.connection import Connection
 from tests.support.topics import unique

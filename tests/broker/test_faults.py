@@ -12,7 +12,7 @@ from headrace.broker.context import Context, Session
 from headrace.broker.error_responses import error_response, topics_in
 from headrace.broker.faults import CRASH_EXIT_CODE, CloseConnection, Faults, api_key_of
 from headrace.errors import Code, ConfigError, IllegalStateError
-from headrace.wire import schema
+from headrace.wire import fields
 from headrace.wire.api import APIS, request_class, response_class
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.groups import HeartbeatRequest, HeartbeatResponse
@@ -39,12 +39,12 @@ def filled(cls, version):
     for name, field in cls.fields.items():
         if version not in field.versions:
             continue
-        if field.kind == schema.ARRAY:
-            simple = "an element" if field.element == schema.STRING else 7
+        if field.kind == fields.ARRAY:
+            simple = "an element" if field.element == fields.STRING else 7
             values[name] = [filled(field.element, version) if isinstance(field.element, type) else simple]
-        elif field.kind == schema.STRING:
+        elif field.kind == fields.STRING:
             values[name] = f"a {name}"
-        elif field.kind == schema.INT32:
+        elif field.kind == fields.INT32:
             values[name] = 5
     return cls(**values)
 
@@ -57,7 +57,7 @@ def codes_in(struct, version):
             continue
         if name in ("error_code", "partition_error_code"):
             yield value
-        elif field.kind == schema.ARRAY and isinstance(field.element, type):
+        elif field.kind == fields.ARRAY and isinstance(field.element, type):
             for element in value or ():
                 yield from codes_in(element, version)
 

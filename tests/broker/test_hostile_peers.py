@@ -31,9 +31,9 @@ from headrace.wire.api.offsets import (
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from headrace.wire.api.topics import CreatableTopic, CreateTopicsRequest
 from headrace.wire.compression import compress
+from headrace.wire.fields import Records
 from headrace.wire.layout import CODEC_MASK, HEADER_BYTES, Record
 from headrace.wire.records import encode
-from headrace.wire.schema import Records
 from tests.support.bystander import Bystander
 from tests.support.own_broker import OpenBroker
 from tests.support.peers.connection import Connection

@@ -7,10 +7,10 @@ import pytest
 from headrace.broker import EmbeddedBroker
 from headrace.errors import Code
 from headrace.wire.api.metadata import (
-    CursorRequest,
     DescribeTopicPartitionsRequest,
     MetadataRequest,
     MetadataRequestTopic,
+    TopicCursor,
     TopicRequest,
 )
 from tests.support.peers.connection import Connection
@@ -130,7 +130,7 @@ def test_partitions_are_returned_in_pages(broker, connection):
         seen += page
         if response.next_cursor is None:
             break
-        cursor = CursorRequest(
+        cursor = TopicCursor(
             topic_name=response.next_cursor.topic_name, partition_index=response.next_cursor.partition_index
         )
     assert seen == [(topic, number) for topic in topics for number in range(3)]

@@ -13,10 +13,10 @@ from headrace.wire import message_sets
 from headrace.wire.api.metadata import MetadataRequest
 from headrace.wire.api.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from headrace.wire.api.transactions import InitProducerIdRequest
+from headrace.wire.fields import Records
 from headrace.wire.layout import Record
 from headrace.wire.records import BatchProducer as Writer
 from headrace.wire.records import encode, read_batches
-from headrace.wire.schema import Records
 from tests.support.own_broker import OpenBroker
 from tests.support.peers.broker import create_topic
 from tests.support.peers.connection import Connection

@@ -13,7 +13,7 @@ from headrace.wire.api.access import (
     AlterClientQuotasRequest,
     ComponentData,
     DescribeClientQuotasRequest,
-    EntityDataRequest,
+    EntityData,
     EntryDataRequest,
     OpData,
 )
@@ -29,9 +29,7 @@ EXACT, DEFAULT, ANY = 0, 1, 2
 
 def entry(parts, **values):
     return EntryDataRequest(
-        entity=[
-            EntityDataRequest(entity_type=kind.replace("_", "-"), entity_name=name) for kind, name in parts.items()
-        ],
+        entity=[EntityData(entity_type=kind.replace("_", "-"), entity_name=name) for kind, name in parts.items()],
         ops=[OpData(key=key, value=value or 0.0, remove=value is None) for key, value in values.items()],
     )
 

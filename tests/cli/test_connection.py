@@ -11,7 +11,7 @@ import pytest
 
 from headrace.cli.broker_control import is_alive
 from headrace.cli.connection import ClusterConnection
-from headrace.cli.output import InvalidUsageError
+from headrace.cli.errors import InvalidUsageError
 from headrace.cli.settings import Setting, merge_settings
 from tests.support.shell import begin, pipe, run
 from tests.support.waiting import eventually

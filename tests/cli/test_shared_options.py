@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.output import InvalidUsageError, render_table
+from headrace.cli.errors import InvalidUsageError
+from headrace.cli.output import render_table
 from headrace.cli.shared_options import is_loopback, parse_key_value, parse_listen, unescape
 from tests.support.cli_runner import refused
 

@@ -30,7 +30,6 @@ OVERHEAD_SECONDS_MAX = 240
 SEND_SECONDS_MAX = 20
 
 
-@pytest.mark.slow
 @pytest.mark.behaviour("B09", "B10", "B11")
 @pytest.mark.timeout(OVERHEAD_SECONDS_MAX + SECONDS * 1.5)
 def test_no_record_is_lost_duplicated_or_reordered_while_brokers_fail(
@@ -76,7 +75,6 @@ class HastyWriter:
             producer.close(SEND_SECONDS_MAX)
 
 
-@pytest.mark.slow
 def test_the_check_finds_acks_1_writes_that_only_a_killed_leader_had(tmp_path: Path) -> None:
     """The check itself works: with acks=1, records are lost, and it reports them."""
     lost = [f"lost-{number}" for number in range(20)]

@@ -22,7 +22,6 @@ OVERHEAD_SECONDS_MAX = 400
 """To start, to heal, to copy and read the rest, and to check."""
 
 
-@pytest.mark.slow
 @pytest.mark.behaviour("C11")
 @pytest.mark.timeout(OVERHEAD_SECONDS_MAX + SECONDS * 1.5)
 def test_each_record_is_copied_once_while_brokers_and_workers_fail(tmp_path: Path) -> None:

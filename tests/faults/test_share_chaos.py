@@ -70,6 +70,8 @@ class Worker:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                break  # the member was killed while it printed
             kind, values = json.loads(line)
             phase = Phase.INVOKE if kind == "try" else Phase.OK
             self._setting.history.add(AcknowledgeOp(phase, self._name, GROUP, tuple(values)))
@@ -127,7 +129,6 @@ class Sender:
         self._thread.join(90)
 
 
-@pytest.mark.slow
 @pytest.mark.behaviour("B19")
 @pytest.mark.timeout(SECONDS + END_SECONDS_MAX + 120)
 def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from headrace.producer.transactions import TransactionManager
 from headrace.types import GroupMetadata
 from headrace.wire.api import ApiKey
 from headrace.wire.api.group_offsets import (
+    OffsetCommitResponsePartition,
+    OffsetDeleteResponseTopic,
     TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
 )
 from headrace.wire.api.metadata import (
     Coordinator,
@@ -360,10 +360,10 @@ def partitions_added(sent: Sent, errors: dict[int, int] | None = None) -> AddPar
 def offsets_committed(sent: Sent, errors: dict[int, int] | None = None) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
         topics=[
-            TxnOffsetCommitResponseTopic(
+            OffsetDeleteResponseTopic(
                 name=topic.name,
                 partitions=[
-                    TxnOffsetCommitResponsePartition(
+                    OffsetCommitResponsePartition(
                         partition_index=p.partition_index, error_code=(errors or {}).get(p.partition_index, 0)
                     )
                     for p in topic.partitions

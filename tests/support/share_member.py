@@ -10,8 +10,6 @@ from typing import NamedTuple
 from headrace.client.admin import AdminClient
 from headrace.wire.api.share_fetch import (
     AcknowledgementBatch,
-    AcknowledgePartition,
-    AcknowledgeTopic,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
     ShareFetchPartition,
@@ -156,7 +154,7 @@ class ShareMember:
             )
             by_partition.setdefault(delivery.partition, []).append(batch)
         parts = [
-            AcknowledgePartition(partition_index=index, acknowledgement_batches=batches)
+            ShareFetchPartition(partition_index=index, acknowledgement_batches=batches)
             for index, batches in by_partition.items()
         ]
         response = self.connection.call(
@@ -165,7 +163,7 @@ class ShareMember:
                 member_id=self.id,
                 share_session_epoch=self.session_epoch,
                 is_renew_ack=kind == RENEW,
-                topics=[AcknowledgeTopic(topic_id=self.topic_id, partitions=parts)],
+                topics=[ShareFetchTopic(topic_id=self.topic_id, partitions=parts)],
             ),
             FETCH_VERSION,
         )

@@ -13,9 +13,11 @@ PAGES = {
     "/": "Overview",
     "/topics": "Topics",
     "/producers": "Producers",
+    "/consumers": "Consumers",
     "/transactions": "Transactions",
     "/groups": "Groups",
     "/pipelines": "Pipelines",
+    "/requests": "Requests",
     "/faults": "Faults",
 }
 

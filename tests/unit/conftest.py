@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from headrace.errors import MalformedError
-from headrace.wire import schema
+from headrace.wire import fields
 from tests.support.examples import DEFAULT_EXAMPLES, IS_QUICK, examples
 
 if IS_QUICK:
@@ -18,22 +18,22 @@ if IS_QUICK:
     settings.load_profile("quick")
 
 INTEGERS = {
-    schema.INT8: (-(2**7), 2**7 - 1),
-    schema.INT16: (-(2**15), 2**15 - 1),
-    schema.UINT16: (0, 2**16 - 1),
-    schema.INT32: (-(2**31), 2**31 - 1),
-    schema.UINT32: (0, 2**32 - 1),
-    schema.INT64: (-(2**63), 2**63 - 1),
+    fields.INT8: (-(2**7), 2**7 - 1),
+    fields.INT16: (-(2**15), 2**15 - 1),
+    fields.UINT16: (0, 2**16 - 1),
+    fields.INT32: (-(2**31), 2**31 - 1),
+    fields.UINT32: (0, 2**32 - 1),
+    fields.INT64: (-(2**63), 2**63 - 1),
 }
 SIMPLE = {
     # The extremes, and -1, which means "none" in many fields, more often than by chance.
     **{k: st.one_of(st.sampled_from([*ends, max(-1, ends[0])]), st.integers(*ends)) for k, ends in INTEGERS.items()},
-    schema.BOOLEAN: st.booleans(),
-    schema.FLOAT64: st.floats(allow_nan=False),  # NaN differs from itself; it has a test of its own
-    schema.UUID: st.one_of(st.just(schema.ZERO_UUID), st.binary(min_size=16, max_size=16)),
-    schema.STRING: st.text(st.characters(codec="utf-8"), max_size=6),
-    schema.BYTES: st.binary(max_size=6),
-    schema.RECORDS: st.one_of(st.binary(max_size=6), st.binary(max_size=6).map(lambda data: memoryview(data))),
+    fields.BOOLEAN: st.booleans(),
+    fields.FLOAT64: st.floats(allow_nan=False),  # NaN differs from itself; it has a test of its own
+    fields.UUID: st.one_of(st.just(fields.ZERO_UUID), st.binary(min_size=16, max_size=16)),
+    fields.STRING: st.text(st.characters(codec="utf-8"), max_size=6),
+    fields.BYTES: st.binary(max_size=6),
+    fields.RECORDS: st.one_of(st.binary(max_size=6), st.binary(max_size=6).map(lambda data: memoryview(data))),
 }
 TAG_MAX = 2**32 - 1
 ITEMS_MAX = 2
@@ -92,12 +92,12 @@ def structs(cls, version, unknown_tags):
 
 
 def field_values(field, version, unknown_tags) -> st.SearchStrategy[Any]:
-    if field.kind == schema.ARRAY:
+    if field.kind == fields.ARRAY:
         item = (
             structs(field.element, version, unknown_tags) if isinstance(field.element, type) else SIMPLE[field.element]
         )
         values: st.SearchStrategy[Any] = st.lists(item, max_size=ITEMS_MAX)
-    elif field.kind == schema.STRUCT:
+    elif field.kind == fields.STRUCT:
         values = structs(field.element, version, unknown_tags)
     else:
         values = SIMPLE[field.kind]

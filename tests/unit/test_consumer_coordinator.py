@@ -20,7 +20,7 @@ from headrace.wire.api.group_offsets import (
     OffsetCommitResponseTopic,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
-    OffsetFetchResponsePartitions,
+    OffsetFetchResponsePartition,
     OffsetFetchResponseTopics,
 )
 from headrace.wire.api.metadata import Coordinator, FindCoordinatorResponse
@@ -66,7 +66,7 @@ def committed(code):
 
 
 def fetched(code):
-    rows = [OffsetFetchResponsePartitions(partition_index=0, committed_offset=7)]
+    rows = [OffsetFetchResponsePartition(partition_index=0, committed_offset=7)]
     topics = [] if code else [OffsetFetchResponseTopics(name="t", partitions=rows)]
     return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(group_id="g", topics=topics, error_code=code)])
 

@@ -1,16 +1,20 @@
-"""Parts of the consumer: record objects, fetched data, fetch sessions, options."""
+"""Parts of the consumer: record objects, fetched data, fetch sessions, options, engines."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
 from headrace.client.plugins import PluginLoader
 from headrace.config.offset_reset import duration_ms
+from headrace.consumer.consumer import Consumer
 from headrace.consumer.fetch_session import FetchedFrom, FetchSession
 from headrace.consumer.options import CONSUMER_OPTIONS
 from headrace.consumer.partitions import end_of_data
 from headrace.consumer.settings import ConsumerSettings, resolve
-from headrace.errors import Code, ConfigError, MalformedError
+from headrace.consumer.share_consumer import ShareConsumer
+from headrace.errors import Code, ConfigError, IllegalStateError, MalformedError
 from headrace.spark.kafka_options import CONSUMER_ONLY
 from headrace.types import TopicPartition
 from headrace.wire.api.fetch import FetchRequest
@@ -127,3 +131,15 @@ def test_durations_are_those_of_iso_8601():
     values = {"PT1H": 3_600_000, "P1DT2M0.5S": 86_520_500, "pt5s": 5000}
     assert {text: duration_ms(text) for text in values} == values
     assert [duration_ms(text) for text in ("P", "PT", "1H", "P1Y", "PT1H ")] == [None] * 5
+
+
+@pytest.mark.parametrize("kind", [Consumer, ShareConsumer])
+def test_a_consumer_that_fork_copied_is_refused_and_its_close_does_nothing(kind, monkeypatch):
+    parent = os.getpid()
+    with kind({**BOOTSTRAP, "bootstrap.servers": "127.0.0.1:1"}, group_id="g") as consumer:
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: parent + 1)
+            with pytest.raises(IllegalStateError, match=r"created before fork\(\)"):
+                consumer.subscribe(["t"])
+            consumer.close()
+        consumer.subscribe(["t"])

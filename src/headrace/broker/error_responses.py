@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from headrace.broker.context import Context
 from headrace.errors import Code, error_name
 from headrace.wire.api import ApiKey, response_class
-from headrace.wire.schema import ARRAY, INT32, INT64, STRING, Field, Message, Struct
+from headrace.wire.fields import ARRAY, INT32, INT64, STRING, Field
+from headrace.wire.schema import Message, Struct
 
 if TYPE_CHECKING:
     from headrace.wire.api.access import AlterUserScramCredentialsRequest

@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import (
-    CommandError,
-    InvalidUsageError,
-    ResourceNotFoundError,
-    command_errors,
-    count_text,
-    debug_option,
-    emit,
-    format_option,
-    render_table,
-)
+from headrace.cli.connection import ClusterConnection, cluster_command
+from headrace.cli.errors import CommandError, InvalidUsageError, ResourceNotFoundError
+from headrace.cli.output import count_text, emit, render_table
 from headrace.cli.shared_options import confirm, yes_option
 from headrace.wire.acls import CLUSTER_NAME, Operation, Pattern, Permission, Resource
 
@@ -114,12 +105,11 @@ def filter_options(command: Callable[..., R]) -> Callable[..., R]:
 
 @acl.command(name="list")
 @filter_options
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def list_(
-    connection: ClusterConnection, filters: list[acl_admin.AclBindingFilter], output_format: str, debug: bool
+    connection: ClusterConnection,
+    filters: list[acl_admin.AclBindingFilter],
+    output_format: str,
 ) -> None:
     """List ACLs: all, or those that the options select.
 
@@ -147,10 +137,7 @@ def list_(
     help="prefixed: on all resources whose name starts with NAME.",
 )
 @click.option("--host", "hosts", metavar="ADDRESS", multiple=True, default=["*"], help="Repeatable. [default: all]")
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def add(
     *,
     connection: ClusterConnection,
@@ -161,7 +148,6 @@ def add(
     pattern: str,
     hosts: tuple[str, ...],
     output_format: str,
-    debug: bool,
 ) -> None:
     """Add ACLs: one for each combination of principal, resource, operation and host. Existing ones are kept.
 
@@ -198,10 +184,7 @@ def add(
 @filter_options
 @click.option("--all", "remove_all", is_flag=True, help="Remove all ACLs of the cluster.")
 @yes_option
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def remove(
     *,
     connection: ClusterConnection,
@@ -209,7 +192,6 @@ def remove(
     remove_all: bool,
     yes: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Remove the ACLs that the options select. Shows them, and asks for confirmation at a terminal; elsewhere --yes is
     required.

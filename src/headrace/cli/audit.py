@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.output import EXIT_INTERRUPTED, CommandError, debug_option, emit, format_option
+from headrace.cli.errors import EXIT_INTERRUPTED, CommandError
+from headrace.cli.output import debug_option, emit, format_option
 from headrace.cli.pipeline import master_option, override_option, spark_session
 from headrace.cli.shared_options import parse_key_value
 from headrace.errors import HeadraceError

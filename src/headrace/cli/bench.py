@@ -21,8 +21,9 @@ import click
 
 import headrace
 from headrace.cli import LazyModule
-from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
+from headrace.cli.connection import ClusterConnection, cluster_command
+from headrace.cli.errors import CommandError, command_errors
+from headrace.cli.output import debug_option, emit, format_option
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -106,10 +107,7 @@ class BenchmarkResult:
     "--rate", type=click.IntRange(1), default=LATENCY_RATE, show_default=True, help="Records/s for the latency."
 )
 @click.option("--compare", is_flag=True, help="Compare with other clients, as `make bench-producer` does.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def producer(
     *,
     connection: ClusterConnection,
@@ -121,7 +119,6 @@ def producer(
     rate: int,
     compare: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Measure headrace's producer against a cluster: throughput, CPU per record, latency.
 

@@ -26,7 +26,7 @@ import click
 from headrace.broker import control
 from headrace.broker.control import RunningBroker
 from headrace.broker.runners import START_SECONDS_MAX, STOP_SECONDS_MAX, child_environment, read_line, ready_from
-from headrace.cli.output import BrokerNotRunningError
+from headrace.cli.errors import BrokerNotRunningError
 from headrace.errors import ConnectionFailedError, IllegalStateError, TimedOutError
 
 GUARD_NAME = ".users"

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.broker_control import data_dir_option, default_data_dir
-from headrace.cli.output import (
-    LOG_FORMAT,
-    CommandError,
-    InvalidUsageError,
-    command_errors,
-    debug_option,
-    emit,
-    format_option,
-)
+from headrace.cli.errors import CommandError, InvalidUsageError, command_errors
+from headrace.cli.output import LOG_FORMAT, debug_option, emit, format_option
 from headrace.cli.shared_options import is_loopback, parse_key_value, parse_listen, ui_option
 from headrace.client.addresses import PORT_MAX, Endpoint
 from headrace.config import read_properties

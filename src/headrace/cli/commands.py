@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from headrace import __version__
-from headrace.cli.output import command_errors
+from headrace.cli.errors import command_errors
 
 PROGRAM = "headrace"
 COMPLETION_VARIABLE = "_HEADRACE_COMPLETE"

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from headrace.cli.connection import BOOTSTRAP, ClusterConnection
-from headrace.cli.output import InvalidUsageError, command_errors, debug_option, emit, format_option, render_table
+from headrace.cli.errors import InvalidUsageError, command_errors
+from headrace.cli.output import debug_option, emit, format_option, render_table
 from headrace.cli.settings import DEFAULT, Setting, merge_settings
 from headrace.cli.shared_options import parse_key_value
 from headrace.config import Config, Option, Options, read_properties

@@ -1,10 +1,8 @@
 """The cluster that a command uses, and the client options for it: -b, -X, --config, HEADRACE_*.
 
     @click.command()
-    @connection_options
-    @debug_option
-    @command_errors
-    def list_(connection: ClusterConnection, debug: bool) -> None:
+    @cluster_command
+    def list_(connection: ClusterConnection, output_format: str) -> None:
         with connection.admin() as admin:
             ...
 
@@ -25,7 +23,8 @@ import click
 
 from headrace.cli import LazyModule, settings
 from headrace.cli.connectivity import check_reachable, explained, fetch_metadata
-from headrace.cli.output import InvalidUsageError, log_to_stderr, quiet_log
+from headrace.cli.errors import InvalidUsageError, command_errors
+from headrace.cli.output import debug_option, format_option, log_to_stderr, quiet_log
 from headrace.cli.settings import Setting, merge_settings
 from headrace.cli.signals import sigterm_as_exit
 from headrace.config import Config, Options
@@ -240,3 +239,17 @@ def connection_options(command: Callable[..., R]) -> Callable[..., R]:
             return command(*args, connection=connection, **kwargs)
 
     return connected
+
+
+def cluster_command(command: Callable[..., R]) -> Callable[..., R]:
+    """Decorate a command with the options of a connection, --format and --debug; its errors become one paragraph."""
+
+    @connection_options
+    @format_option
+    @debug_option
+    @command_errors
+    @functools.wraps(command)
+    def run(*args: Any, debug: bool, **kwargs: Any) -> R:  # `debug` is for the decorators
+        return command(*args, **kwargs)
+
+    return run

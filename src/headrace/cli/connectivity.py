@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from headrace.cli.output import BrokerNotRunningError, CommandError
+from headrace.cli.errors import BrokerNotRunningError, CommandError
 from headrace.client.addresses import Address, Endpoint, parse, resolve
 from headrace.errors import (
     AuthenticationError,

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.connection import CLIENT_ID, ClusterConnection, connection_options
+from headrace.cli.errors import CommandError, InvalidUsageError, command_errors
 from headrace.cli.offset_ranges import BoundRange, parse_partitions, parse_range
-from headrace.cli.output import CommandError, InvalidUsageError, command_errors, count_text, debug_option
+from headrace.cli.output import count_text, debug_option
 from headrace.cli.record_formats import TypedOutput, format_options, serde_options, typed_line
 from headrace.cli.record_json import to_line
 from headrace.cli.shared_options import parse_flag, unescape

@@ -17,7 +17,8 @@ import click
 
 from headrace.cli import LazyModule
 from headrace.cli.connection import BOOTSTRAP, ClusterConnection, assignments_option, config_file_option
-from headrace.cli.output import InvalidUsageError, command_errors, debug_option, emit, format_option
+from headrace.cli.errors import InvalidUsageError, command_errors
+from headrace.cli.output import debug_option, emit, format_option
 from headrace.cli.settings import merge_settings, variable_of
 from headrace.cli.shared_options import is_loopback, parse_listen, ui_option
 from headrace.cli.signals import StopSignals, show_cursor

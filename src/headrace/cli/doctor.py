@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import click
 
-from headrace.cli.connection import ClusterConnection, connection_options
+from headrace.cli.connection import ClusterConnection, cluster_command
 from headrace.cli.doctor_broker import check_brokers
 from headrace.cli.doctor_machine import Finding, Status, check_machine, ok
 from headrace.cli.doctor_spark import check_spark_runs
-from headrace.cli.output import EXIT_FAILED, command_errors, debug_option, emit, format_option
+from headrace.cli.errors import EXIT_FAILED
+from headrace.cli.output import emit
 from headrace.client.addresses import parse
 
 _COLORS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
@@ -18,11 +19,8 @@ _COLORS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 @click.command()
 @click.option("--spark", "starts_spark", is_flag=True, help="Also start Spark as a job would, and check its workers.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def doctor(connection: ClusterConnection, starts_spark: bool, output_format: str, debug: bool) -> None:
+@cluster_command
+def doctor(connection: ClusterConnection, starts_spark: bool, output_format: str) -> None:
     """Check this machine and the connection to the brokers.
 
     This machine: Python, the compiled kernel, pyarrow, Spark, Java. Every address of -b: DNS, TCP, whether a Kafka

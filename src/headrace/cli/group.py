@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import (
-    CommandError,
-    InvalidUsageError,
-    ResourceNotFoundError,
-    command_errors,
-    debug_option,
-    emit,
-    format_option,
-    render_table,
-)
+from headrace.cli.connection import ClusterConnection, cluster_command
+from headrace.cli.errors import CommandError, InvalidUsageError, ResourceNotFoundError
+from headrace.cli.output import emit, render_table
 from headrace.cli.shared_options import confirm, parse_time_ms, parse_topic_partitions, yes_option
 from headrace.client.text_formats import format_duration_ms
 from headrace.errors import BrokerError, Code
@@ -43,11 +35,8 @@ def group() -> None:
 
 @group.command(name="list")
 @click.option("--state", "states", multiple=True, metavar="NAME", help="Only this state: Stable, Empty, …; repeatable.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def list_(connection: ClusterConnection, states: tuple[str, ...], output_format: str, debug: bool) -> None:
+@cluster_command
+def list_(connection: ClusterConnection, states: tuple[str, ...], output_format: str) -> None:
     """List all groups: state, type and protocol.
 
     \b
@@ -72,12 +61,12 @@ def list_(connection: ClusterConnection, states: tuple[str, ...], output_format:
 @group.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @click.option("--no-time", is_flag=True, help="Do not show the lag in time, which takes a fetch.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def describe(
-    connection: ClusterConnection, names: tuple[str, ...], no_time: bool, output_format: str, debug: bool
+    connection: ClusterConnection,
+    names: tuple[str, ...],
+    no_time: bool,
+    output_format: str,
 ) -> None:
     """Show the members, committed offsets and lag of a GROUP, in records and in time.
 
@@ -110,10 +99,7 @@ def describe(
 )
 @click.option("--dry-run", is_flag=True, help="Only show the changes.")
 @yes_option
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def reset(
     *,
     connection: ClusterConnection,
@@ -124,7 +110,6 @@ def reset(
     dry_run: bool,
     yes: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Set the committed offsets of a GROUP without active members.
 
@@ -184,11 +169,8 @@ def _confirm_reset(name: str, yes: bool) -> bool:
 @group.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @yes_option
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def delete(connection: ClusterConnection, names: tuple[str, ...], yes: bool, output_format: str, debug: bool) -> None:
+@cluster_command
+def delete(connection: ClusterConnection, names: tuple[str, ...], yes: bool, output_format: str) -> None:
     """Delete groups without active members, and their committed offsets.
 
     Asks for confirmation at a terminal; elsewhere --yes is required.

@@ -15,7 +15,7 @@ from itertools import groupby
 
 import click
 
-from headrace.cli.output import CommandError
+from headrace.cli.errors import CommandError
 from headrace.cli.record_reader import STALL_SECONDS_MAX, MatchingRecords
 from headrace.client.text_formats import RecordFilter
 from headrace.consumer.consumer import Consumer

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from headrace.cli.output import InvalidUsageError
+from headrace.cli.errors import InvalidUsageError
 from headrace.cli.shared_options import parse_time_ms
 
 FLAG = "--offsets"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.output import command_errors, debug_option, emit, format_option
+from headrace.cli.errors import command_errors
+from headrace.cli.output import debug_option, emit, format_option
 from headrace.cli.signals import StopSignals, show_cursor
 from headrace.spark.local_session import session
 from headrace.spark.pipeline import Pipeline

@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import (
-    InvalidUsageError,
-    ResourceNotFoundError,
-    command_errors,
-    count_text,
-    debug_option,
-    emit,
-)
+from headrace.cli.errors import InvalidUsageError, ResourceNotFoundError, command_errors
+from headrace.cli.output import count_text, debug_option, emit
 from headrace.cli.produce_input import Chunk, Input, LineFormat
 from headrace.cli.record_formats import TypedInput, format_options, read_schema_file, serde_options
 from headrace.cli.record_json import from_line

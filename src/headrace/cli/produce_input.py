@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.cli.output import CommandError, InvalidUsageError
+from headrace.cli.errors import CommandError, InvalidUsageError
 from headrace.cli.record_json import ParsedRecord
 
 STDIN = "-"

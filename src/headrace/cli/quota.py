@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import (
-    CommandError,
-    InvalidUsageError,
-    ResourceNotFoundError,
-    command_errors,
-    debug_option,
-    emit,
-    format_option,
-    render_table,
-)
+from headrace.cli.connection import ClusterConnection, cluster_command
+from headrace.cli.errors import CommandError, InvalidUsageError, ResourceNotFoundError
+from headrace.cli.output import emit, render_table
 from headrace.cli.shared_options import confirm, parse_key_value, yes_option
 
 if TYPE_CHECKING:
@@ -95,11 +87,8 @@ def _entity_name(noun: str, name: str | None, is_default: bool) -> quota_admin.N
 
 @quota.command(name="list")
 @entity_options
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def list_(connection: ClusterConnection, entity: quota_admin.QuotaEntity, output_format: str, debug: bool) -> None:
+@cluster_command
+def list_(connection: ClusterConnection, entity: quota_admin.QuotaEntity, output_format: str) -> None:
     """List quotas: all, or those of a user, a client id or an IP address.
 
     \b
@@ -120,17 +109,13 @@ def list_(connection: ClusterConnection, entity: quota_admin.QuotaEntity, output
 @quota.command(name="set")
 @click.argument("values", metavar="KEY=VALUE...", nargs=-1, required=True)
 @entity_options
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def set_(
     *,
     connection: ClusterConnection,
     entity: quota_admin.QuotaEntity,
     values: tuple[str, ...],
     output_format: str,
-    debug: bool,
 ) -> None:
     """Set quotas of a user, a client id, both, or an IP address.
 
@@ -153,10 +138,7 @@ def set_(
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @entity_options
 @yes_option
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def remove(
     *,
     connection: ClusterConnection,
@@ -164,7 +146,6 @@ def remove(
     keys: tuple[str, ...],
     yes: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Remove quotas of a user, a client id, both, or an IP address; all of them without a KEY.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from headrace.cli.connection import ClusterConnection
-from headrace.cli.output import InvalidUsageError
+from headrace.cli.errors import InvalidUsageError
 from headrace.cli.produce_input import InvalidInputError
 from headrace.cli.record_json import ParsedRecord, to_json
 from headrace.config.registry_options import PREFIX

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import click
 
+from headrace.cli.errors import ResourceNotFoundError
 from headrace.cli.offset_ranges import BoundKind, BoundRange
-from headrace.cli.output import ResourceNotFoundError
 from headrace.cli.topic import partition_count
 from headrace.client.admin.topics import TopicAdmin
 from headrace.client.blocking import BlockingClient

@@ -11,7 +11,8 @@ from typing import Any, Self
 import click
 
 from headrace.cli.connection import ClusterConnection
-from headrace.cli.output import CommandError, ResourceNotFoundError, count_text
+from headrace.cli.errors import CommandError, ResourceNotFoundError
+from headrace.cli.output import count_text
 from headrace.cli.record_json import ParsedRecord
 from headrace.errors import Code, HeadraceError, error_name
 from headrace.producer.producer import Producer

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.output import InvalidUsageError
+from headrace.cli.errors import InvalidUsageError
 from headrace.cli.shared_options import parse_key_value
 from headrace.client import addresses
 from headrace.config import Option, Options, read_properties

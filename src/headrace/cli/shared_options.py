@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.output import InvalidUsageError
+from headrace.cli.errors import InvalidUsageError
 from headrace.client import text_formats
 from headrace.client.addresses import PORT_MAX
 from headrace.errors import ConfigError

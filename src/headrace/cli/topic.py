@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import (
-    CommandError,
-    InvalidUsageError,
-    ResourceNotFoundError,
-    command_errors,
-    debug_option,
-    emit,
-    format_option,
-    render_table,
-)
+from headrace.cli.connection import ClusterConnection, cluster_command
+from headrace.cli.errors import CommandError, InvalidUsageError, ResourceNotFoundError
+from headrace.cli.output import emit, render_table
 from headrace.cli.shared_options import confirm, parse_key_value, yes_option
 from headrace.errors import BrokerError, Code
 
@@ -50,11 +42,8 @@ def topic() -> None:
 
 @topic.command(name="list")
 @click.option("--internal", is_flag=True, help="Include internal topics, such as __consumer_offsets.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def list_(connection: ClusterConnection, internal: bool, output_format: str, debug: bool) -> None:
+@cluster_command
+def list_(connection: ClusterConnection, internal: bool, output_format: str) -> None:
     """List all topics: partitions, replication factor, and bytes on disk (of one replica).
 
     \b
@@ -77,10 +66,7 @@ def list_(connection: ClusterConnection, internal: bool, output_format: str, deb
 )
 @click.option("-c", "--topic-config", "configs", metavar="KEY=VALUE", multiple=True, help="Topic option; repeatable.")
 @click.option("--if-not-exists", is_flag=True, help="Accept topics that exist, and leave them unchanged.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def create(
     *,
     connection: ClusterConnection,
@@ -90,7 +76,6 @@ def create(
     configs: tuple[str, ...],
     if_not_exists: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Create topics.
 
@@ -124,11 +109,8 @@ def create(
 
 @topic.command()
 @names_argument
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def describe(connection: ClusterConnection, names: tuple[str, ...], output_format: str, debug: bool) -> None:
+@cluster_command
+def describe(connection: ClusterConnection, names: tuple[str, ...], output_format: str) -> None:
     """Show the partitions of a TOPIC, and its options that are not defaults.
 
     The offsets are the first one and the one of the next record; bytes are those on the leader's disk. A partition
@@ -173,11 +155,8 @@ def _leader_text(partition: dict[str, Any]) -> str:
 @topic.command()
 @name_argument
 @click.option("--partitions", type=click.IntRange(1, COUNT_MAX), required=True, help="New number of partitions.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def alter(connection: ClusterConnection, name: str, partitions: int, output_format: str, debug: bool) -> None:
+@cluster_command
+def alter(connection: ClusterConnection, name: str, partitions: int, output_format: str) -> None:
     """Add partitions to a TOPIC. Existing records are not moved, but keys may map to other partitions from then on.
 
     \b
@@ -201,10 +180,7 @@ def alter(connection: ClusterConnection, name: str, partitions: int, output_form
 @click.option("--set", "to_set", metavar="KEY=VALUE", multiple=True, help="Set an option; repeatable.")
 @click.option("--delete", "to_delete", metavar="KEY", multiple=True, help="Reset an option to its default; repeatable.")
 @click.option("--all", "show_all", is_flag=True, help="Also show options with their defaults.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def config(
     *,
     connection: ClusterConnection,
@@ -213,7 +189,6 @@ def config(
     to_delete: tuple[str, ...],
     show_all: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Show the options of a TOPIC and where they come from; --set and --delete change them first.
 
@@ -243,10 +218,7 @@ def config(
 @names_argument
 @click.option("--if-exists", is_flag=True, help="Accept topics that do not exist.")
 @yes_option
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def delete(
     *,
     connection: ClusterConnection,
@@ -254,7 +226,6 @@ def delete(
     if_exists: bool,
     yes: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Delete topics and their records. Asks for confirmation at a terminal; elsewhere --yes is required.
 

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import (
-    CommandError,
-    InvalidUsageError,
-    ResourceNotFoundError,
-    command_errors,
-    debug_option,
-    emit,
-    format_option,
-    render_table,
-)
+from headrace.cli.connection import ClusterConnection, cluster_command
+from headrace.cli.errors import CommandError, InvalidUsageError, ResourceNotFoundError
+from headrace.cli.output import emit, render_table
 from headrace.cli.shared_options import confirm, parse_duration_ms, parse_topic_partitions, yes_option
 from headrace.client.text_formats import format_duration_ms, format_time
 from headrace.types import TopicPartition
@@ -51,12 +43,12 @@ def txn() -> None:
 @txn.command(name="list")
 @click.option("--state", "states", multiple=True, metavar="NAME", help="Only this state: Ongoing, …; repeatable.")
 @click.option("--older-than", metavar="TIME", help="Only transactions open for longer than this, such as 30s, 15m, 2h.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def list_(
-    connection: ClusterConnection, states: tuple[str, ...], older_than: str | None, output_format: str, debug: bool
+    connection: ClusterConnection,
+    states: tuple[str, ...],
+    older_than: str | None,
+    output_format: str,
 ) -> None:
     """List all transactional ids: state, producer, and how long a transaction has been open.
 
@@ -94,11 +86,8 @@ def list_(
 
 @txn.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def describe(connection: ClusterConnection, ids: tuple[str, ...], output_format: str, debug: bool) -> None:
+@cluster_command
+def describe(connection: ClusterConnection, ids: tuple[str, ...], output_format: str) -> None:
     """Show the state, producer, timeout and partitions of a transactional ID.
 
     With several ids, JSON has a line for each.
@@ -143,10 +132,7 @@ def _description_lines(transaction: TransactionDescription) -> Iterable[str]:
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Its partition.")
 @click.option("--start-offset", type=click.IntRange(0), metavar="N", help="Its first offset in the partition.")
 @yes_option
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def abort(
     *,
     connection: ClusterConnection,
@@ -156,7 +142,6 @@ def abort(
     start_offset: int | None,
     yes: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Abort the open transaction of an ID, or a hanging transaction in a partition.
 
@@ -232,10 +217,7 @@ def _abort_in_partition(
 )
 @click.option("--broker", "broker_id", type=int, metavar="ID", help="Only partitions that this broker leads.")
 @click.option("--max-age", default=HANGING_AGE, show_default=True, metavar="TIME", help="Ignore younger transactions.")
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def find_hanging(
     *,
     connection: ClusterConnection,
@@ -243,7 +225,6 @@ def find_hanging(
     broker_id: int | None,
     max_age: str,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Find transactions that are open in a partition but unknown to every coordinator.
 

@@ -18,7 +18,8 @@ from headrace.broker.control import read_run_file
 from headrace.broker.runners import child_environment, read_line
 from headrace.cli.broker_control import data_dir_option, default_data_dir
 from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import CommandError, InvalidUsageError, command_errors, debug_option, emit, format_option
+from headrace.cli.errors import CommandError, InvalidUsageError, command_errors
+from headrace.cli.output import debug_option, emit, format_option
 from headrace.cli.shared_options import UI_LISTEN_DEFAULT, parse_listen
 from headrace.config.registry_options import PREFIX as REGISTRY_PREFIX
 from headrace.errors import IllegalStateError

@@ -7,22 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from headrace.cli import LazyModule
-from headrace.cli.connection import ClusterConnection, connection_options
-from headrace.cli.output import (
-    CommandError,
-    InvalidUsageError,
-    ResourceNotFoundError,
-    command_errors,
-    debug_option,
-    emit,
-    format_option,
-    render_table,
-)
+from headrace.cli.connection import ClusterConnection, cluster_command
+from headrace.cli.errors import CommandError, InvalidUsageError, ResourceNotFoundError
+from headrace.cli.output import emit, render_table
 from headrace.cli.shared_options import confirm, yes_option
 from headrace.wire.sasl import SCRAM_NUMBERS, SCRAM_SHA_512
 
@@ -51,8 +43,31 @@ def user() -> None:
     """
 
 
+class _NewPassword(NamedTuple):
+    """The options of a command that sets a password."""
+
+    mechanisms: tuple[str, ...]
+    iterations: int
+    file: Path | None
+    variable: str | None
+
+    def read(self) -> str:
+        if self.variable is not None:
+            password, source = os.environ.get(self.variable, ""), f"environment variable {self.variable}"
+        elif self.file is not None:
+            password, source = _first_line(self.file), f"file {self.file}"
+        elif sys.stdin.isatty():
+            prompted: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+            password, source = prompted, "prompt"
+        else:
+            raise InvalidUsageError("no password: stdin is not a terminal; pass --password-file or --password-env")
+        if not password:
+            raise InvalidUsageError(f"no password: the {source} is empty")
+        return password
+
+
 def password_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Decorate a command with the sources of a password, passed to it as the function `read_password`."""
+    """Decorate a command with the options of a new password, passed to it as `password`."""
 
     @click.option(
         "--mechanism",
@@ -77,26 +92,19 @@ def password_options(command: Callable[..., R]) -> Callable[..., R]:
     )
     @click.option("--password-env", metavar="VARIABLE", help="Read the password from an environment variable.")
     @functools.wraps(command)
-    def with_password(*, password_file: Path | None, password_env: str | None, **kwargs: Any) -> R:
+    def with_password(
+        *,
+        mechanisms: tuple[str, ...],
+        iterations: int,
+        password_file: Path | None,
+        password_env: str | None,
+        **kwargs: Any,
+    ) -> R:
         if password_file is not None and password_env is not None:
             raise InvalidUsageError("pass either --password-file or --password-env")
-        return command(read_password=functools.partial(_read_password, password_file, password_env), **kwargs)
+        return command(password=_NewPassword(mechanisms, iterations, password_file, password_env), **kwargs)
 
     return with_password
-
-
-def _read_password(file: Path | None, variable: str | None) -> str:
-    if variable is not None:
-        password, source = os.environ.get(variable, ""), f"environment variable {variable}"
-    elif file is not None:
-        password, source = _first_line(file), f"file {file}"
-    elif sys.stdin.isatty():
-        password, source = str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)), "prompt"
-    else:
-        raise InvalidUsageError("no password: stdin is not a terminal; pass --password-file or --password-env")
-    if not password:
-        raise InvalidUsageError(f"no password: the {source} is empty")
-    return password
 
 
 def _first_line(file: Path) -> str:
@@ -112,11 +120,8 @@ def _first_line(file: Path) -> str:
 
 
 @user.command(name="list")
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def list_(connection: ClusterConnection, output_format: str, debug: bool) -> None:
+@cluster_command
+def list_(connection: ClusterConnection, output_format: str) -> None:
     """List users and their SCRAM mechanisms. Passwords cannot be shown: brokers do not have them.
 
     \b
@@ -136,20 +141,8 @@ def list_(connection: ClusterConnection, output_format: str, debug: bool) -> Non
 @user.command()
 @click.argument("name", metavar="USER")
 @password_options
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def add(
-    *,
-    connection: ClusterConnection,
-    name: str,
-    mechanisms: tuple[str, ...],
-    iterations: int,
-    read_password: Callable[[], str],
-    output_format: str,
-    debug: bool,
-) -> None:
+@cluster_command
+def add(connection: ClusterConnection, name: str, password: _NewPassword, output_format: str) -> None:
     """Add a USER with a password.
 
     \b
@@ -161,32 +154,20 @@ def add(
     130 interrupted.
     """
     with connection.admin() as admin:
-        if existing := {*mechanisms} & _mechanisms_of(admin, name):
+        if existing := {*password.mechanisms} & _mechanisms_of(admin, name):
             raise CommandError(
                 f"user {name!r} already exists with {', '.join(sorted(existing))}; `headrace user alter` sets a new "
                 "password"
             )
-        _set_password(admin, name, mechanisms, iterations, read_password())
-    emit(output_format, {"user": name, "mechanisms": list(mechanisms)}, f"added {name}")
+        _set_password(admin, name, password)
+    emit(output_format, {"user": name, "mechanisms": list(password.mechanisms)}, f"added {name}")
 
 
 @user.command()
 @click.argument("name", metavar="USER")
 @password_options
-@connection_options
-@format_option
-@debug_option
-@command_errors
-def alter(
-    *,
-    connection: ClusterConnection,
-    name: str,
-    mechanisms: tuple[str, ...],
-    iterations: int,
-    read_password: Callable[[], str],
-    output_format: str,
-    debug: bool,
-) -> None:
+@cluster_command
+def alter(connection: ClusterConnection, name: str, password: _NewPassword, output_format: str) -> None:
     """Set a new password of a USER. Connections that are authenticated already stay open.
 
     A mechanism that the user does not have yet is added.
@@ -197,18 +178,15 @@ def alter(
     with connection.admin() as admin:
         if not _mechanisms_of(admin, name):
             raise _unknown_user(name)
-        _set_password(admin, name, mechanisms, iterations, read_password())
-    emit(output_format, {"user": name, "mechanisms": list(mechanisms)}, f"altered {name}")
+        _set_password(admin, name, password)
+    emit(output_format, {"user": name, "mechanisms": list(password.mechanisms)}, f"altered {name}")
 
 
 @user.command()
 @click.argument("names", metavar="USER...", nargs=-1, required=True)
 @click.option("--mechanism", "mechanisms", type=_MECHANISM, multiple=True, help="Only this one; repeatable.")
 @yes_option
-@connection_options
-@format_option
-@debug_option
-@command_errors
+@cluster_command
 def remove(
     *,
     connection: ClusterConnection,
@@ -216,7 +194,6 @@ def remove(
     mechanisms: tuple[str, ...],
     yes: bool,
     output_format: str,
-    debug: bool,
 ) -> None:
     """Remove users: they cannot authenticate any more. Their ACLs and quotas are kept.
 
@@ -240,9 +217,11 @@ def remove(
     emit(output_format, {"removed": removed}, "\n".join(f"removed {c.user} ({c.mechanism})" for c in credentials))
 
 
-def _set_password(admin: AdminClient, name: str, mechanisms: Sequence[str], iterations: int, password: str) -> None:
+def _set_password(admin: AdminClient, name: str, new: _NewPassword) -> None:
+    password = new.read()
     admin.alter_user_scram_credentials(
-        user_admin.SetScramPassword(name, mechanism, password, iterations) for mechanism in dict.fromkeys(mechanisms)
+        user_admin.SetScramPassword(name, mechanism, password, new.iterations)
+        for mechanism in dict.fromkeys(new.mechanisms)
     )
 
 

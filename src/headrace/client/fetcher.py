@@ -32,7 +32,8 @@ from headrace.errors import (
     WireError,
 )
 from headrace.types import TopicPartition
-from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, NodeEndpoint, PartitionData
+from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from headrace.wire.api.leaders import NodeEndpoint
 from headrace.wire.columns import OFFSET_MAX, ArrowDecoder
 from headrace.wire.layout import Record
 from headrace.wire.records import RecordBatch

@@ -1,7 +1,7 @@
 """The consumer: records of Kafka's topics, one by one or as Arrow columns, alone or as a member of a group.
 
 consumer.py, aio.py   the public API
-engine.py             one consumer's parts, and its I/O thread
+engine.py             one consumer's parts; io_engine.py: its I/O thread, as that of share_engine.py
 partitions.py         assigned partitions: position, fetched data
 reader.py             fetched data to records and columns        (application thread)
 deserialization.py    keys and values of these; bad records      (application thread)

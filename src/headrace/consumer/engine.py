@@ -3,127 +3,85 @@
     application thread: assignment, steps of rebalances, positions ── commands ──► I/O thread
     I/O thread: group membership, positions, fetches ── FetchBuffer, steps, errors ──► application thread, in `poll`
 
-The application thread waits in `wait_until` only. One iteration of the I/O thread, `run_once`:
+The application thread waits in `wait_until` only. One iteration of the I/O thread: commands, then `run_once`:
 
-    commands → coordinator → metadata → positions → lookups → fetches → poll (response handlers)
+    coordinator → metadata → positions → lookups → fetches → poll (response handlers)
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from headrace.client.concurrency import OneShotEvent
-from headrace.client.metadata import FATAL_TOPIC_ERRORS, Cluster, Metadata, MetadataUpdater
-from headrace.client.network import NetworkClient
+from headrace.client.metadata import FATAL_TOPIC_ERRORS, Cluster
 from headrace.client.offsets import Isolation
-from headrace.client.plugins import PluginLoader
 from headrace.config import Config
 from headrace.config.clock import Clock
 from headrace.consumer import interceptors
+from headrace.consumer.arguments import partition_of, partitions_of
 from headrace.consumer.fetching import PartitionFetcher
 from headrace.consumer.group import ConsumerGroup
+from headrace.consumer.io_engine import IDLE_MS, IoEngine
 from headrace.consumer.metrics import ConsumerMetrics, ConsumerObserver, PartitionGauges, ReadData
 from headrace.consumer.offset_lookups import OffsetLookups
 from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, PositionState
 from headrace.consumer.positions import PositionKeeper
 from headrace.consumer.results import Outcome
-from headrace.consumer.settings import ConsumerSettings, consumer_log
 from headrace.errors import (
     BrokerError,
-    ClosedError,
     ConnectionFailedError,
     HeadraceError,
     IllegalStateError,
-    IoThreadError,
     TimedOutError,
     WakeupError,
 )
 from headrace.telemetry import reporters
+from headrace.telemetry.listeners import SnapshotSource
 from headrace.types import OffsetAndMetadata, TopicPartition
-
-ERROR_PAUSE_SECONDS = 0.1
-IDLE_MS = 60_000.0
-JOIN_SECONDS_MIN = 1.0
-"""How long `close` waits at least for the I/O thread, which has nothing more to wait for."""
-ERRORS_MAX = 100
-"""Errors that wait for `poll`; the oldest ones are dropped."""
-MINUTE_MS = 60_000.0
 
 T = TypeVar("T")
 
 
-class ConsumerEngine:
+class ConsumerEngine(IoEngine):
     """One consumer's connections, partitions and I/O thread."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        self.config = config
-        self.clock = clock
-        self.log = consumer_log(config)
-        self._pid = os.getpid()
-        # Application thread only.
-        self._closed = False
-        self.is_polling = False  # Read by the I/O thread, as the next.
-        self.last_poll_ms = clock.monotonic_ms()
-        # Replaced by the application thread, read by any.
-        self.assignment = Assignment()
-        self._signal = OneShotEvent()  # Set by the I/O thread, to wake the application thread.
-        self._woken = False  # `wakeup` was called.
+        self.is_polling = False  # Set by the application thread, read by the I/O thread.
+        self.assignment = Assignment()  # Replaced by the application thread, read by any.
         self._checked_cluster: Cluster | None = None  # I/O thread only.
         # Queues between the two threads.
-        self._commands: deque[Callable[[], None]] = deque()
         self.steps: deque[Callable[[], object]] = deque()
         """Steps of rebalances, which the application thread runs in `poll`."""
-        self._errors: deque[HeadraceError] = deque(maxlen=ERRORS_MAX)
         self._failed: deque[AssignedPartition] = deque()
         self._committed: deque[Mapping[TopicPartition, OffsetAndMetadata]] = deque()  # For the interceptors.
-        # I/O thread.
-        self._running = True
-        self.failure: IoThreadError | None = None
-        self.plugins = plugins = PluginLoader(config, self.log)
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(self.plugins.close)
-            self.settings = ConsumerSettings.build(config, self.plugins)
-            self.interceptors = interceptors.Interceptors(
-                [plugins.load("interceptor.classes", each, interceptors.KIND) for each in self.settings.interceptors],
-                self.log,
-            )
-            self.metrics = self._make_metrics()
-            on_failure.callback(self.metrics.close)
-            self.metadata = self._make_metadata()
-            authenticates = self.settings.sasl is not None or self.settings.tls is not None
-            observer = ConsumerObserver(self.metrics, authenticates=authenticates)
-            self.network = NetworkClient(self.settings.connection, self.settings.network, clock, observer, self.log)
-            on_failure.callback(self.network.close)
-            self.network.on_auth_failure = self.raise_in_poll
-            self.network.on_failure = lambda node_id: self._note_failure()
-            self.updater = MetadataUpdater(
-                self.metadata,
-                self.network,
-                self.settings.bootstrap_servers,
-                request_timeout_ms=self.settings.request_timeout_ms,
-                rebootstrap_trigger_ms=self.settings.rebootstrap_trigger_ms,
-                allow_auto_topic_creation=self.settings.creates_topics,
-                log=self.log,
-            )
-            self.buffer = FetchBuffer()
-            self.lookups = self._make_lookups()
-            group = self.settings.group
-            self.group = None if group is None else ConsumerGroup(self, group)
-            self.positions = self._make_positions()
-            self.fetcher = self._make_fetcher()
-            self.thread = threading.Thread(target=self._run, name=f"headrace-{self.settings.client_id}", daemon=True)
-            on_failure.pop_all()
+        super().__init__(config, clock)
+
+    def _observer(self, resources: contextlib.ExitStack) -> ConsumerObserver:
+        self.interceptors = interceptors.Interceptors(
+            [self.plugins.load("interceptor.classes", each, interceptors.KIND) for each in self.settings.interceptors],
+            self.log,
+        )
+        self.metrics = self._make_metrics()
+        resources.callback(self.metrics.close)
+        authenticates = self.settings.sasl is not None or self.settings.tls is not None
+        return ConsumerObserver(self.metrics, authenticates=authenticates)
+
+    def _build(self) -> None:
+        self.buffer = FetchBuffer()
+        self.lookups = self._make_lookups()
+        group = self.settings.group
+        self.group = None if group is None else ConsumerGroup(self, group)
+        self.positions = self._make_positions()
+        self.fetcher = self._make_fetcher()
 
     def start(self) -> None:
         """Start the I/O thread, after all plug-ins are configured."""
         self.config.warn_of_unused(self.log)
         self.thread.start()
+        self.metrics.announce(self._snapshot_source)
 
     # -- composition ---------------------------------------------------------------------------
 
@@ -151,15 +109,18 @@ class ConsumerEngine:
 
         return of
 
-    def _make_metadata(self) -> Metadata:
-        settings = self.settings
-        return Metadata(
-            self.clock,
-            max_age_ms=settings.metadata_max_age_ms,
-            max_idle_ms=MINUTE_MS,
-            retry_backoff_ms=settings.retry_backoff_ms,
-            retry_backoff_max_ms=settings.retry_backoff_max_ms,
-            is_lazy=True,
+    def _snapshot_source(self) -> SnapshotSource:
+        # Imported here: the models of reports cost 14 ms, and few consumers report.
+        from headrace.consumer.snapshot import SnapshotCollector
+
+        return SnapshotCollector(
+            settings=self.settings,
+            metrics=self.metrics,
+            buffer=self.buffer,
+            membership=None if self.group is None else self.group.membership,
+            assignment=lambda: self.assignment,
+            lag=self.lag,
+            log=self.log,
         )
 
     def _make_lookups(self) -> OffsetLookups:
@@ -204,36 +165,7 @@ class ConsumerEngine:
 
     # -- I/O thread ----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while self._running:
-                self._turn()
-            self._end_sessions()
-            self._shut_down(ClosedError("the consumer was closed"))
-        except BaseException as error:
-            failure = IoThreadError(
-                f"the I/O thread of the consumer died with {error!r}: close this consumer and create a new one"
-            )
-            failure.__cause__ = error
-            self.failure = failure
-            with contextlib.suppress(BaseException):
-                self.log.critical("%s", failure, exc_info=error)
-            with contextlib.suppress(BaseException):
-                self._shut_down(failure)
-        finally:
-            self.notify()
-
-    def _turn(self) -> None:
-        try:
-            self.run_once()
-        except Exception:
-            self.log.exception("an iteration of the I/O loop failed; continuing")
-            time.sleep(ERROR_PAUSE_SECONDS)  # an error that persists must not use all CPU
-
     def run_once(self) -> None:
-        """Run one iteration of the loop."""
-        while self._commands:
-            self._commands.popleft()()
         now = self.clock.monotonic_ms()
         self.positions.run()
         wait_ms = IDLE_MS if self.group is None else self.group.run(now)
@@ -274,10 +206,7 @@ class ConsumerEngine:
         self.lookups.fail_all(error)
         if self.group is not None:
             self.group.coordinator.fail_all(error)
-        self.metadata.close(error)
-        self.network.close()
-        self.metrics.close()
-        self.plugins.close()
+        super()._shut_down(error)
 
     def _on_ready(self) -> None:
         self.fetcher.wake()
@@ -300,17 +229,9 @@ class ConsumerEngine:
 
         self.add_step(move)
 
-    def _note_failure(self) -> None:
-        self.metadata.request_update()
-
     def add_step(self, step: Callable[[], object]) -> None:
         """Run a function on the application thread, in `poll`."""
         self.steps.append(step)
-        self.notify()
-
-    def raise_in_poll(self, error: HeadraceError) -> None:
-        """Raise an error in the application's current or next `poll`."""
-        self._errors.append(error)
         self.notify()
 
     def offsets_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -318,16 +239,7 @@ class ConsumerEngine:
         if self.interceptors:
             self._committed.append(offsets)
 
-    def notify(self) -> None:
-        """Wake the application thread."""
-        self._signal.set()
-
     # -- application thread --------------------------------------------------------------------
-
-    def call(self, command: Callable[[], None]) -> None:
-        """Run a function on the I/O thread."""
-        self._commands.append(command)
-        self.network.wakeup()
 
     def outcome(self) -> Outcome[T]:
         """Return a result that the I/O thread will set."""
@@ -348,24 +260,11 @@ class ConsumerEngine:
 
     def wait_until(self, condition: Callable[[], bool], timeout_ms: float) -> bool:
         """Wait until a condition that the I/O thread changes; False on timeout. Raises WakeupError after `wakeup`."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            self._signal = signal = OneShotEvent()
-            if condition():
-                return True
-            self.check_usable()
-            if self._woken:
-                self._woken = False
-                raise WakeupError("wakeup() was called")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            signal.wait(left)
-
-    def wakeup(self) -> None:
-        """Interrupt the current or next wait. Any thread."""
-        self._woken = True
-        self.notify()
+        if super().wait_until(condition, timeout_ms):
+            return True
+        if self.take_wakeup():
+            raise WakeupError("wakeup() was called")
+        return False
 
     def clear_wakeup(self) -> None:
         """Forget a `wakeup` that has interrupted nothing."""
@@ -376,12 +275,12 @@ class ConsumerEngine:
         self.check_usable()
         if self.is_polling:
             raise IllegalStateError("poll() was called by a listener, which poll() has called: return from it first")
-        self.is_polling = True
-        self.metrics.poll_started()
-        if self.group is not None:
-            self.group.on_poll()
-        deadline = time.monotonic() + timeout_ms / 1000
         try:
+            self.is_polling = True
+            self.metrics.poll_started()
+            if self.group is not None:
+                self.group.on_poll()
+            deadline = time.monotonic() + timeout_ms / 1000
             while True:
                 self.run_steps()
                 self._raise_error()
@@ -397,7 +296,7 @@ class ConsumerEngine:
             self.metrics.poll_ended()
 
     def _has_work(self) -> bool:
-        return bool(self.buffer or self.steps or self._errors or self._failed)
+        return bool(self.buffer or self.steps or self.errors or self._failed)
 
     def run_steps(self) -> None:
         """Run the steps of rebalances that wait."""
@@ -410,8 +309,8 @@ class ConsumerEngine:
             self.interceptors.on_commit(self._committed.popleft())
 
     def _raise_error(self) -> None:
-        if self._errors:
-            raise self._errors.popleft()
+        if self.errors:
+            raise self.errors.popleft()
         while self._failed:
             partition = self._failed.popleft()
             error = partition.error
@@ -457,16 +356,16 @@ class ConsumerEngine:
 
     def partition(self, name: TopicPartition) -> AssignedPartition:
         """Return an assigned partition."""
-        partition = self.assignment.partitions.get(TopicPartition(*name))
+        partition = self.assignment.partitions.get(partition_of(name))
         if partition is None:
-            raise IllegalStateError(f"{TopicPartition(*name)} is not assigned to this consumer: call assign() first")
+            raise IllegalStateError(f"{partition_of(name)} is not assigned to this consumer: call assign() first")
         return partition
 
     def partitions(self, names: Iterable[TopicPartition] | None) -> Mapping[TopicPartition, AssignedPartition]:
         """Return the named partitions, by default all."""
         if names is None:
             return self.assignment.partitions
-        return {TopicPartition(*name): self.partition(name) for name in names}
+        return {name: self.partition(name) for name in partitions_of(names)}
 
     def lag(self, partition: AssignedPartition) -> int | None:
         """Return how many offsets a position is behind the end, as of the last fetch; None if that is unknown."""
@@ -499,44 +398,15 @@ class ConsumerEngine:
                 text = f"topic {topic!r} is not in the metadata after {timeout_ms / 1000:g} s"
                 raise TimedOutError(text) if code is None else BrokerError(text, code=code)
 
-    # -- checks and close ----------------------------------------------------------------------
+    # -- close ---------------------------------------------------------------------------------
 
-    def check_usable(self) -> None:
-        """Raise if the consumer is closed, was inherited by fork(), or its I/O thread is dead."""
-        if self._closed:
-            raise ClosedError("the consumer is closed")
-        if os.getpid() != self._pid:
-            raise IllegalStateError(
-                "this consumer was created before fork(): its I/O thread is in the parent. Create one in the child"
-            )
-        if self.failure is not None:
-            raise IoThreadError(*self.failure.args) from self.failure.__cause__
-
-    def abandon(self) -> None:
-        """Release everything before the I/O thread was started."""
-        self._closed = True
-        self._shut_down(ClosedError("the consumer could not be created"))
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def close(self, timeout_ms: float) -> None:
-        """Leave the group and stop the I/O thread."""
-        if self._closed or os.getpid() != self._pid:
+    def _leave_group(self, timeout_ms: float) -> None:
+        if self.group is None:
             return
-        deadline = time.monotonic() + timeout_ms / 1000
         try:
-            if self.group is not None and self.failure is None:
-                self._woken = False
-                self.group.close(timeout_ms)
+            self.group.close(timeout_ms)
         except (TimedOutError, BrokerError, ConnectionFailedError) as error:
             self.log.warning("closing without a response of the coordinator: %s", error)
-        finally:
-            self._closed = True
-            self._running = False
-            self.network.wakeup()
-            self.thread.join(max(JOIN_SECONDS_MIN, deadline - time.monotonic()))
 
 
 def _preferred_replica(partition: AssignedPartition) -> int | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headrace.errors import Code
 from headrace.types import TopicPartition
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 NO_SESSION = 0
 FIRST_EPOCH = 0

@@ -2,8 +2,9 @@
 
     subscribe → poll → acknowledge (explicit mode) → commit_sync, or the next poll → … → close
 
-In implicit mode, the records of a poll are accepted by the next poll, by a commit and by `close`. In explicit mode
-(share.acknowledgement.mode=explicit) each record is acknowledged before the next poll.
+In implicit mode, the records of a poll are accepted by the next poll, by a commit and by the end of a `with` block. In
+explicit mode (share.acknowledgement.mode=explicit) each record is acknowledged before the next poll. As in Java,
+`close` accepts nothing by itself: what an application was processing when it failed is delivered again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
+from headrace.consumer import arguments
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.share_engine import FetchedRecords, ShareEngine
 from headrace.consumer.share_options import resolve_share
@@ -104,7 +106,7 @@ class ShareConsumer:
 
     def subscribe(self, topics: Iterable[str] | str) -> None:
         """Read these topics with the group."""
-        names = frozenset([topics] if isinstance(topics, str) else topics)
+        names = arguments.topics_of(topics)
         if not names:
             raise ValueError("subscribe() got no topics: call unsubscribe() or close() to leave the group")
         with self._entered() as engine:
@@ -124,7 +126,7 @@ class ShareConsumer:
                 raise IllegalStateError("poll() needs a subscription: call subscribe() first")
             self._finish_delivered()
             engine.last_poll_ms = engine.clock.monotonic_ms()
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + arguments.milliseconds(timeout) / 1000
             engine.is_waiting = True
             engine.network.wakeup()
             try:
@@ -265,9 +267,10 @@ class ShareConsumer:
         self._engine.wakeup()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Send acknowledgements, release other records, leave the group and close the connections."""
-        if not self._is_explicit and self._delivered and not self._engine.is_closed:
-            self._finish_delivered()
+        """Send acknowledgements, release other records, leave the group and close the connections.
+
+        Records of the last poll that are neither acknowledged nor committed are delivered again.
+        """
         self._engine.close(timeout * 1000)
 
     def __enter__(self) -> Self:
@@ -276,4 +279,7 @@ class ShareConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close. Without an exception, the records of the last poll count as processed."""
+        if kind is None and not self._is_explicit and not self._engine.is_closed:
+            self._finish_delivered()
         self.close()

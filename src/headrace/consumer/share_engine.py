@@ -4,36 +4,30 @@
     I/O thread: heartbeats, share sessions with the leaders ── fetched data, errors ──► application thread, in `poll`
 
 Records are fetched while `poll` waits for them, and not ahead of it: their locks run from the fetch on. One iteration
-of the I/O thread, `run_once`:  commands → heartbeat → metadata → sessions → poll (response handlers)
+of the I/O thread, `run_once`, after commands:  heartbeat → metadata → sessions → poll (response handlers)
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from headrace.client.concurrency import OneShotEvent
 from headrace.client.connection import Request, Response
-from headrace.client.metadata import NO_LEADER, Metadata, MetadataUpdater
-from headrace.client.network import NetworkClient
-from headrace.client.plugins import PluginLoader
+from headrace.client.metadata import NO_LEADER
 from headrace.config import Config
 from headrace.config.clock import Clock
 from headrace.consumer.coordinator import MOVED, CoordinatorRequest, GroupCoordinator
-from headrace.consumer.settings import ConsumerSettings, consumer_log
+from headrace.consumer.io_engine import IDLE_MS, IoEngine
 from headrace.consumer.share_session import (
     AcknowledgeType,
     OnAcknowledged,
     ShareSession,
     TopicIdPartition,
 )
-from headrace.errors import BrokerError, ClosedError, Code, ConfigError, HeadraceError, IoThreadError
+from headrace.errors import BrokerError, Code, ConfigError, HeadraceError, UnsupportedVersionError
 from headrace.types import TopicPartition
 from headrace.wire.api.share_fetch import (
     AcquiredRecords,
@@ -45,17 +39,16 @@ from headrace.wire.api.share_fetch import (
 from headrace.wire.api.share_groups import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from headrace.wire.primitives import Buffer
 
-IDLE_MS = 60_000.0
-ERROR_PAUSE_SECONDS = 0.1
-JOIN_SECONDS_MIN = 1.0
-ERRORS_MAX = 100
 HEARTBEAT_VERSIONS = (1, 1)
 FETCH_VERSIONS = (1, 2)
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 REJOIN = frozenset({Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.GROUP_ID_NOT_FOUND})
+UNSUPPORTED = (
+    "the brokers do not support share groups (KIP-932): they need Apache Kafka 4.2 or newer, with share.version 1 "
+    "(`kafka-features.sh upgrade --feature share.version=1`), or a headrace broker"
+)
 RETRIED = frozenset({*MOVED, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.UNKNOWN_SERVER_ERROR})
-MINUTE_MS = 60_000.0
 
 
 class FetchedRecords(NamedTuple):
@@ -68,27 +61,13 @@ class FetchedRecords(NamedTuple):
     acquired: tuple[AcquiredRecords, ...]
 
 
-class ShareEngine:
+class ShareEngine(IoEngine):
     """A share consumer's connections, membership and sessions."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        self.config = config
-        self.clock = clock
-        self.log = consumer_log(config)
-        self._pid = os.getpid()
-        self._closed = False  # Application thread only.
-        self._signal = OneShotEvent()  # Set by the I/O thread, to wake the application thread.
-        self._woken = False  # `wakeup` was called.
-        # Queues between the two threads.
-        self._commands: deque[Callable[[], None]] = deque()
-        self.fetched: deque[FetchedRecords] = deque()
-        self.errors: deque[HeadraceError] = deque(maxlen=ERRORS_MAX)
-        # Set by the application thread, read by the I/O thread.
-        self.is_waiting = False
-        self.last_poll_ms = clock.monotonic_ms()
+        self.fetched: deque[FetchedRecords] = deque()  # A queue between the two threads.
+        self.is_waiting = False  # Set by the application thread, read by the I/O thread.
         # I/O thread.
-        self._running = True
-        self.failure: IoThreadError | None = None
         self._member_id = str(uuid.uuid4())
         self._epoch = JOIN_EPOCH
         self._topics: frozenset[str] = frozenset()
@@ -98,80 +77,33 @@ class ShareEngine:
         self._is_beating = False
         self._assigned: frozenset[TopicIdPartition] = frozenset()
         self._sessions: dict[int, ShareSession] = {}
-        self.plugins = PluginLoader(config, self.log)
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(self.plugins.close)
-            self.settings = ConsumerSettings.build(config, self.plugins)
-            group = self.settings.group
-            if group is None:
-                raise ConfigError("group.id is not set: a share consumer needs it")
-            self.group_id = group.group_id
-            self.metadata = Metadata(
-                clock,
-                max_age_ms=self.settings.metadata_max_age_ms,
-                max_idle_ms=MINUTE_MS,
-                retry_backoff_ms=self.settings.retry_backoff_ms,
-                retry_backoff_max_ms=self.settings.retry_backoff_max_ms,
-                is_lazy=True,
-            )
-            self.network = NetworkClient(self.settings.connection, self.settings.network, clock, None, self.log)
-            on_failure.callback(self.network.close)
-            self.network.on_auth_failure = self._raise_in_poll
-            self.network.on_failure = self._on_connection_failure
-            self.updater = MetadataUpdater(
-                self.metadata,
-                self.network,
-                self.settings.bootstrap_servers,
-                request_timeout_ms=self.settings.request_timeout_ms,
-                rebootstrap_trigger_ms=self.settings.rebootstrap_trigger_ms,
-                allow_auto_topic_creation=self.settings.creates_topics,
-                log=self.log,
-            )
-            self._coordinator = GroupCoordinator(
-                self.network,
-                self.updater,
-                group,
-                clock,
-                api_timeout_ms=self.settings.api_timeout_ms,
-                requires_stable=False,
-                log=self.log,
-            )
-            self._coordinator.on_error = self._raise_in_poll
-            self.thread = threading.Thread(target=self._run, name=f"headrace-{self.settings.client_id}", daemon=True)
-            on_failure.pop_all()
+        super().__init__(config, clock)
+
+    def _build(self) -> None:
+        group = self.settings.group
+        if group is None:
+            raise ConfigError("group.id is not set: a share consumer needs it")
+        self.group_id = group.group_id
+        self._coordinator = GroupCoordinator(
+            self.network,
+            self.updater,
+            group,
+            self.clock,
+            api_timeout_ms=self.settings.api_timeout_ms,
+            requires_stable=False,
+            log=self.log,
+        )
+        self._coordinator.on_error = self.raise_in_poll
 
     # -- I/O thread ------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while self._running:
-                try:
-                    self.run_once()
-                except Exception:
-                    self.log.exception("an iteration of the I/O loop failed; continuing")
-                    time.sleep(ERROR_PAUSE_SECONDS)  # an error that persists must not use all CPU
-        except BaseException as error:
-            self.failure = IoThreadError(
-                f"the I/O thread of the consumer died with {error!r}: close this consumer and create a new one"
-            )
-            self.failure.__cause__ = error
-        finally:
-            self._shut_down()
-            self.notify()
-
-    def _shut_down(self) -> None:
-        error = self.failure or ClosedError("the consumer was closed")
+    def _shut_down(self, error: HeadraceError) -> None:
         self._coordinator.fail_all(error)
         for session in self._sessions.values():
             self._report(session, session.take(), error)
-        self.metadata.close(error)
-        self.network.close()
-        self.plugins.close()
+        super()._shut_down(error)
 
     def run_once(self) -> None:
-        """Run one iteration of the loop."""
-        while self._commands:
-            self._commands.popleft()()
         now = self.clock.monotonic_ms()
         wait_ms = min(self._heartbeat(now), self._coordinator.run(now))
         if self.metadata.time_to_update_ms(now) <= 0:
@@ -179,17 +111,6 @@ class ShareEngine:
         wait_ms = min(wait_ms, self.updater.maybe_update(now))
         wait_ms = min(wait_ms, self._run_sessions(now))
         self.network.poll(wait_ms, now)
-
-    def _on_connection_failure(self, node_id: int) -> None:
-        self.metadata.request_update()
-
-    def _raise_in_poll(self, error: HeadraceError) -> None:
-        self.errors.append(error)
-        self.notify()
-
-    def notify(self) -> None:
-        """Wake the application thread."""
-        self._signal.set()
 
     # -- membership ------------------------------------------------------------------------------
 
@@ -240,19 +161,12 @@ class ShareEngine:
 
     def _on_heartbeat(self, response: ShareGroupHeartbeatResponse | HeadraceError) -> None:
         self._is_beating = False
-        if isinstance(response, HeadraceError):
+        if isinstance(response, UnsupportedVersionError):
+            self._fail(UnsupportedVersionError(f"{UNSUPPORTED} ({response})"))
+        elif isinstance(response, HeadraceError):
             self._retry_heartbeat()
-            return
-        code = response.error_code
-        if code in REJOIN:
-            self.log.info("the group has removed this member (%s): joining again", BrokerError(code=code))
-            self._epoch, self._assigned, self._heartbeat_at_ms = JOIN_EPOCH, frozenset(), 0.0
-        elif code in RETRIED:
-            self._coordinator.forget(BrokerError(code=code))
-            self._retry_heartbeat()
-        elif code:
-            self._topics = frozenset()
-            self._raise_in_poll(BrokerError(response.error_message or f"share group {self.group_id!r}", code=code))
+        elif response.error_code:
+            self._on_heartbeat_error(response.error_code, response.error_message)
         else:
             self._heartbeats_failed = 0
             self._epoch = response.member_epoch
@@ -262,6 +176,28 @@ class ShareEngine:
                     (row.topic_id, index) for row in response.assignment.topic_partitions for index in row.partitions
                 )
                 self.metadata.request_update()
+
+    def _on_heartbeat_error(self, code: int, message: str | None) -> None:
+        if code == Code.GROUP_ID_NOT_FOUND and self._epoch == JOIN_EPOCH:
+            # Joining creates a group, so there is one of another kind.
+            fact = (message or "it is not a share group").rstrip(".")
+            self._fail(BrokerError(f"group {self.group_id!r}; {fact}; use another group.id", code=code))
+        elif code in REJOIN:
+            self.log.info("the group has removed this member (%s): joining again", BrokerError(code=code))
+            self._epoch, self._assigned = JOIN_EPOCH, frozenset()
+            self._retry_heartbeat()
+        elif code in RETRIED:
+            self._coordinator.forget(BrokerError(code=code))
+            self._retry_heartbeat()
+        elif code == Code.UNSUPPORTED_VERSION:
+            self._fail(UnsupportedVersionError(UNSUPPORTED))
+        else:
+            self._fail(BrokerError(message or f"share group {self.group_id!r}", code=code))
+
+    def _fail(self, error: HeadraceError) -> None:
+        """Stop, with an error that does not go away."""
+        self._topics = frozenset()
+        self.raise_in_poll(error)
 
     def _retry_heartbeat(self) -> None:
         self._heartbeats_failed += 1
@@ -398,7 +334,7 @@ class ShareEngine:
         session.retry_at_ms = self.clock.monotonic_ms() + self.settings.retry_backoff_ms
         self.metadata.request_update()
         if code == Code.GROUP_AUTHORIZATION_FAILED:
-            self._raise_in_poll(error)
+            self.raise_in_poll(error)
         return error
 
     def _report(
@@ -476,69 +412,13 @@ class ShareEngine:
         )
         self._submit_heartbeat(message, lambda _: on_done())
 
-    # -- application thread ------------------------------------------------------------------------
-
-    def call(self, command: Callable[[], None]) -> None:
-        """Run a function on the I/O thread."""
-        self._commands.append(command)
-        self.network.wakeup()
-
-    def wait_until(self, condition: Callable[[], bool], timeout_ms: float) -> bool:
-        """Wait until a condition that the I/O thread changes; False on timeout, or after `wakeup`."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            self._signal = signal = OneShotEvent()
-            if condition():
-                return True
-            self.check_usable()
-            left = deadline - time.monotonic()
-            if left <= 0 or self._woken:
-                return False
-            signal.wait(left)
-
-    def take_wakeup(self) -> bool:
-        """Return whether `wakeup` was called since the last time."""
-        was_woken, self._woken = self._woken, False
-        return was_woken
-
-    def wakeup(self) -> None:
-        """Interrupt the current or next wait. Any thread."""
-        self._woken = True
-        self.notify()
-
-    def check_usable(self) -> None:
-        """Raise if the consumer is closed, was inherited by fork(), or its I/O thread is dead."""
-        if self._closed:
-            raise ClosedError("the consumer is closed")
-        if os.getpid() != self._pid:
-            raise ClosedError("this consumer was created before fork(): create one in the child")
-        if self.failure is not None:
-            raise IoThreadError(*self.failure.args) from self.failure.__cause__
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def close(self, timeout_ms: float) -> None:
-        """End the sessions, leave the group and stop the I/O thread."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        deadline = time.monotonic() + timeout_ms / 1000
+    def _leave_group(self, timeout_ms: float) -> None:
         done: list[bool] = []
 
         def on_done() -> None:
             done.append(True)
             self.notify()
 
-        self._woken = False
-        if self.thread.is_alive():
-            self.call(lambda: self.end(on_done))
-            with contextlib.suppress(HeadraceError):
-                self.wait_until(lambda: bool(done), timeout_ms)
-        self._closed = True
-        self._running = False
-        self.network.wakeup()
-        if self.thread.ident is None:
-            self._shut_down()  # it was never started
-        else:
-            self.thread.join(max(JOIN_SECONDS_MIN, deadline - time.monotonic()))
+        self.call(lambda: self.end(on_done))
+        with contextlib.suppress(HeadraceError):
+            self.wait_until(lambda: bool(done), timeout_ms)

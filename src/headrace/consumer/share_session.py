@@ -13,8 +13,6 @@ from headrace.errors import HeadraceError
 from headrace.types import TopicPartition
 from headrace.wire.api.share_fetch import (
     AcknowledgementBatch,
-    AcknowledgePartition,
-    AcknowledgeTopic,
     ForgottenShareTopic,
     ShareAcknowledgeRequest,
     ShareFetchPartition,
@@ -113,7 +111,7 @@ class ShareSession:
     ) -> ShareAcknowledgeRequest:
         """Return a request that acknowledges only; the last one ends the session."""
         rows = [
-            (topic_id, AcknowledgePartition(partition_index=index, acknowledgement_batches=_batches(acknowledged, key)))
+            (topic_id, ShareFetchPartition(partition_index=index, acknowledgement_batches=_batches(acknowledged, key)))
             for key in sorted(acknowledged)
             for topic_id, index in [key]
         ]
@@ -121,7 +119,7 @@ class ShareSession:
             group_id=group_id,
             member_id=member_id,
             share_session_epoch=FINAL_EPOCH if is_last else self.epoch,
-            topics=[AcknowledgeTopic(topic_id=key, partitions=parts) for key, parts in _by_topic(rows).items()],
+            topics=[ShareFetchTopic(topic_id=key, partitions=parts) for key, parts in _by_topic(rows).items()],
         )
 
 

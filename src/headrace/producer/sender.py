@@ -38,7 +38,8 @@ from headrace.producer.accumulator import Accumulator
 from headrace.producer.batch import ProduceBatches, ProducerBatch
 from headrace.producer.transaction_requests import FindCoordinator, QueuedRequest
 from headrace.producer.transactions import TransactionManager
-from headrace.wire.api.produce import NodeEndpoint, PartitionProduceResponse, ProduceRequest, ProduceResponse
+from headrace.wire.api.leaders import NodeEndpoint
+from headrace.wire.api.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 
 _CLOSED = "the producer was closed before the record was acknowledged"
 IDLE_MS = 60_000.0

@@ -7,20 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.errors import SchemaError
+from headrace.schema import avro_schema as avro
 from headrace.schema._avro.layout import zigzag
 from headrace.schema._plan.layout import INT_RANGE, LONG_RANGE
-from headrace.schema.avro_schema import (
-    ArrayType,
-    AvroSchema,
-    EnumType,
-    FixedType,
-    MapType,
-    NoDefault,
-    PrimitiveType,
-    RecordType,
-    UnionType,
-    describe,
-)
+from headrace.schema.avro_schema import AvroSchema, describe
 
 _RANGES = {"int": INT_RANGE, "long": LONG_RANGE}
 
@@ -31,7 +21,7 @@ def encode_default(schema: AvroSchema, value: Any) -> bytes:
 
 
 def _encode(schema: AvroSchema, value: Any) -> Iterator[bytes]:
-    if isinstance(schema, UnionType):
+    if isinstance(schema, avro.UnionType):
         for index, branch in enumerate(schema.branches):
             try:
                 encoded = encode_default(branch, value)
@@ -40,15 +30,15 @@ def _encode(schema: AvroSchema, value: Any) -> Iterator[bytes]:
             yield zigzag(index) + encoded
             return
         raise _invalid(schema, value)
-    if isinstance(schema, RecordType):
+    if isinstance(schema, avro.RecordType):
         if not isinstance(value, dict):
             raise _invalid(schema, value)
         for field in schema.fields:
             part = value.get(field.name, field.default)
-            if isinstance(part, NoDefault):
+            if isinstance(part, avro.NoDefault):
                 raise _invalid(schema, value)
             yield from _encode(field.type, part)
-    elif isinstance(schema, ArrayType):
+    elif isinstance(schema, avro.ArrayType):
         if not isinstance(value, list):
             raise _invalid(schema, value)
         if value:
@@ -56,7 +46,7 @@ def _encode(schema: AvroSchema, value: Any) -> Iterator[bytes]:
         for item in value:
             yield from _encode(schema.items, item)
         yield b"\0"
-    elif isinstance(schema, MapType):
+    elif isinstance(schema, avro.MapType):
         if not isinstance(value, dict):
             raise _invalid(schema, value)
         if value:
@@ -65,11 +55,11 @@ def _encode(schema: AvroSchema, value: Any) -> Iterator[bytes]:
             yield _sized(_text(schema, key))
             yield from _encode(schema.values, item)
         yield b"\0"
-    elif isinstance(schema, EnumType):
+    elif isinstance(schema, avro.EnumType):
         if value not in schema.symbols:
             raise _invalid(schema, value)
         yield zigzag(schema.symbols.index(value))
-    elif isinstance(schema, FixedType):
+    elif isinstance(schema, avro.FixedType):
         data = _latin1(schema, value)
         if len(data) != schema.size:
             raise _invalid(schema, value)
@@ -78,7 +68,7 @@ def _encode(schema: AvroSchema, value: Any) -> Iterator[bytes]:
         yield _primitive(schema, value)
 
 
-def _primitive(schema: PrimitiveType, value: Any) -> bytes:
+def _primitive(schema: avro.PrimitiveType, value: Any) -> bytes:
     kind = schema.kind
     if kind == "null" and value is None:
         return b""

@@ -12,21 +12,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from headrace.errors import SchemaError
+from headrace.schema import avro_schema as avro
 from headrace.schema._avro.layout import EncodeOp, zigzag
 from headrace.schema._plan.layout import decimal_limit
 from headrace.schema.avro_defaults import encode_default
-from headrace.schema.avro_schema import (
-    ArrayType,
-    AvroSchema,
-    EnumType,
-    FixedType,
-    MapType,
-    NoDefault,
-    PrimitiveType,
-    RecordType,
-    UnionType,
-    describe,
-)
+from headrace.schema.avro_schema import AvroSchema, describe
 from headrace.schema.codec import EncodePlan, column_names, join_path, shorten
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -50,32 +40,32 @@ class _Planner:
 
     def _value(self, schema: AvroSchema, column: int, data_type: pa.DataType, path: str) -> int:
         """Add the nodes that encode a column; return the index of the last."""
-        if isinstance(schema, UnionType):
+        if isinstance(schema, avro.UnionType):
             return self._union(schema, column, data_type, path)
-        if isinstance(schema, RecordType):
+        if isinstance(schema, avro.RecordType):
             return self._record(schema, column, data_type, path)
-        if isinstance(schema, ArrayType) and pa.types.is_list(data_type):
+        if isinstance(schema, avro.ArrayType) and pa.types.is_list(data_type):
             items, item_type = self._plan.add_source(column, "values", data_type.value_type)
             child = self._value(schema.items, items, item_type, f"{path}[]")
             return self._plan.add_node(EncodeOp.ARRAY, column, path, children=[child])
-        if isinstance(schema, MapType) and pa.types.is_map(data_type):
+        if isinstance(schema, avro.MapType) and pa.types.is_map(data_type):
             keys, key_type = self._plan.add_source(column, "keys", data_type.key_type)
             items, item_type = self._plan.add_source(column, "items", data_type.item_type)
             children = [
-                self._value(PrimitiveType("string"), keys, key_type, f"{path}{{}}"),
+                self._value(avro.PrimitiveType("string"), keys, key_type, f"{path}{{}}"),
                 self._value(schema.values, items, item_type, f"{path}{{}}"),
             ]
             return self._plan.add_node(EncodeOp.MAP, column, path, children=children)
-        if isinstance(schema, EnumType) and pa.types.is_string(data_type):
+        if isinstance(schema, avro.EnumType) and pa.types.is_string(data_type):
             symbols = [self._plan.add_constant(symbol.encode()) for symbol in schema.symbols]
             return self._plan.add_node(EncodeOp.ENUM, column, path, children=symbols)
-        if isinstance(schema, FixedType):
+        if isinstance(schema, avro.FixedType):
             return self._fixed(schema, column, data_type, path)
-        if isinstance(schema, PrimitiveType):
+        if isinstance(schema, avro.PrimitiveType):
             return self._primitive(schema, column, data_type, path)
         raise self._error(schema, data_type, path)
 
-    def _union(self, schema: UnionType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _union(self, schema: avro.UnionType, column: int, data_type: pa.DataType, path: str) -> int:
         null_index, members = schema.null_index, schema.members
         if pa.types.is_null(data_type) and null_index >= 0:
             return self._plan.add_node(EncodeOp.CONSTANT, column, path, self._plan.add_constant(zigzag(null_index)))
@@ -101,7 +91,7 @@ class _Planner:
             return self._plan.add_node(EncodeOp.NULLABLE, column, path, null_index, [child], factors=(index, 1))
         raise self._error(schema, data_type, path)
 
-    def _record(self, schema: RecordType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _record(self, schema: avro.RecordType, column: int, data_type: pa.DataType, path: str) -> int:
         if not pa.types.is_struct(data_type):
             raise self._error(schema, data_type, path)
         names = column_names(data_type, schema.fields, f"fields of Avro record {schema.name}")
@@ -112,7 +102,7 @@ class _Planner:
                 index = names.index(entry.name)
                 child, child_type = self._plan.add_source(column, index, data_type.field(index).type)
                 children.append(self._value(entry.type, child, child_type, inner))
-            elif isinstance(entry.default, NoDefault):
+            elif isinstance(entry.default, avro.NoDefault):
                 raise SchemaError(
                     f"no column for field {inner} of the Avro schema, which has no default; add the column"
                 )
@@ -121,7 +111,7 @@ class _Planner:
                 children.append(self._plan.add_node(EncodeOp.CONSTANT, column, inner, constant))
         return self._plan.add_node(EncodeOp.RECORD, column, path, children=children)
 
-    def _fixed(self, schema: FixedType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _fixed(self, schema: avro.FixedType, column: int, data_type: pa.DataType, path: str) -> int:
         if schema.logical is not None and schema.logical.name == "decimal" and pa.types.is_decimal(data_type):
             return self._decimal(schema, column, data_type, path)
         if pa.types.is_binary(data_type) or (
@@ -130,17 +120,19 @@ class _Planner:
             return self._plan.add_node(EncodeOp.FIXED, column, path, schema.size)
         raise self._error(schema, data_type, path)
 
-    def _decimal(self, schema: PrimitiveType | FixedType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _decimal(
+        self, schema: avro.PrimitiveType | avro.FixedType, column: int, data_type: pa.DataType, path: str
+    ) -> int:
         logical = schema.logical
         assert logical is not None
         if data_type.scale != logical.scale or data_type.bit_width not in (128, 256):
             raise self._error(schema, data_type, path)
         limit = self._plan.add_constant(decimal_limit(logical.precision))
-        if isinstance(schema, FixedType):
+        if isinstance(schema, avro.FixedType):
             return self._plan.add_node(EncodeOp.DECIMAL_FIXED, column, path, schema.size, [limit])
         return self._plan.add_node(EncodeOp.DECIMAL_BYTES, column, path, 0, [limit])
 
-    def _primitive(self, schema: PrimitiveType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _primitive(self, schema: avro.PrimitiveType, column: int, data_type: pa.DataType, path: str) -> int:
         types, kind, logical = pa.types, schema.kind, schema.logical
         if kind in ("int", "long"):
             op = EncodeOp.INT if kind == "int" else EncodeOp.LONG

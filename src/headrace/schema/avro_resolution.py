@@ -20,22 +20,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headrace.errors import SchemaError
+from headrace.schema import avro_schema as avro
 from headrace.schema._avro.layout import Op
 from headrace.schema._plan.layout import decimal_limit
 from headrace.schema.avro_defaults import encode_default
-from headrace.schema.avro_schema import (
-    ArrayType,
-    AvroSchema,
-    EnumType,
-    FixedType,
-    MapType,
-    NamedType,
-    NoDefault,
-    PrimitiveType,
-    RecordType,
-    UnionType,
-    describe,
-)
+from headrace.schema.avro_schema import AvroSchema, describe
 from headrace.schema.avro_types import arrow_type
 from headrace.schema.codec import DecodePlan, choose_fields, join_path, shorten
 
@@ -77,7 +66,7 @@ def resolve(writer: AvroSchema, reader: AvroSchema) -> DecodePlan:
 
 def project(schema: AvroSchema, columns: Iterable[str]) -> AvroSchema:
     """Return a record schema with the named fields only. `a.b` names field b of the records in field a."""
-    if not isinstance(schema, RecordType):
+    if not isinstance(schema, avro.RecordType):
         raise SchemaError(f"columns can be chosen of a record only, not of {describe(schema)}")
     return _project(schema, [name.split(".") for name in columns], "")
 
@@ -85,17 +74,17 @@ def project(schema: AvroSchema, columns: Iterable[str]) -> AvroSchema:
 def _project(schema: AvroSchema, names: Sequence[Sequence[str]], path: str) -> AvroSchema:
     if any(not name for name in names):
         return schema  # chosen as a whole
-    if isinstance(schema, RecordType):
+    if isinstance(schema, avro.RecordType):
         chosen = choose_fields(schema.fields, names, path, "field", f"Avro record {schema.name}")
         fields = [
             replace(entry, type=_project(entry.type, inner, join_path(path, entry.name))) for entry, inner in chosen
         ]
         return replace(schema, fields=tuple(fields))
-    if isinstance(schema, ArrayType):
+    if isinstance(schema, avro.ArrayType):
         return replace(schema, items=_project(schema.items, names, path))
-    if isinstance(schema, MapType):
+    if isinstance(schema, avro.MapType):
         return replace(schema, values=_project(schema.values, names, path))
-    if isinstance(schema, UnionType) and len(schema.members) == 1:
+    if isinstance(schema, avro.UnionType) and len(schema.members) == 1:
         (member,) = schema.members
         branches = list(schema.branches)
         branches[member] = _project(branches[member], names, path)
@@ -105,16 +94,16 @@ def _project(schema: AvroSchema, names: Sequence[Sequence[str]], path: str) -> A
 
 def least_bytes(schema: AvroSchema) -> int:
     """Return how many bytes a value has at least."""
-    if isinstance(schema, FixedType):
+    if isinstance(schema, avro.FixedType):
         return schema.size
-    if isinstance(schema, RecordType):
+    if isinstance(schema, avro.RecordType):
         return sum(least_bytes(entry.type) for entry in schema.fields)
-    if isinstance(schema, UnionType):
+    if isinstance(schema, avro.UnionType):
         return 1 + min(least_bytes(branch) for branch in schema.branches)
     return _FIXED_BYTES.get(schema.kind, 1)
 
 
-def _names_match(writer: NamedType, reader: NamedType) -> bool:
+def _names_match(writer: avro.NamedType, reader: avro.NamedType) -> bool:
     short_name = writer.name.rpartition(".")[2]
     if short_name == reader.name.rpartition(".")[2]:
         return True
@@ -123,21 +112,21 @@ def _names_match(writer: NamedType, reader: NamedType) -> bool:
 
 def _mismatch(writer: AvroSchema, reader: AvroSchema) -> str:
     """Return why two types that are not unions never match, apart from what is inside them; empty if they may."""
-    if isinstance(writer, PrimitiveType) and isinstance(reader, PrimitiveType):
+    if isinstance(writer, avro.PrimitiveType) and isinstance(reader, avro.PrimitiveType):
         if (writer.kind, reader.kind) not in _PROMOTIONS:
             return "these types do not match"
         return _logical_mismatch(writer, reader)
     if writer.kind != reader.kind:
         return "these types do not match"
-    if isinstance(writer, FixedType | EnumType | RecordType) and isinstance(reader, FixedType | EnumType | RecordType):
+    if isinstance(writer, avro.NamedType) and isinstance(reader, avro.NamedType):
         if not _names_match(writer, reader):
             return f"the names differ; add the alias {writer.name} to the reader's"
-        if isinstance(writer, FixedType) and isinstance(reader, FixedType):
+        if isinstance(writer, avro.FixedType) and isinstance(reader, avro.FixedType):
             return "the sizes differ" if writer.size != reader.size else _logical_mismatch(writer, reader)
     return ""
 
 
-def _logical_mismatch(writer: PrimitiveType | FixedType, reader: PrimitiveType | FixedType) -> str:
+def _logical_mismatch(writer: avro.PrimitiveType | avro.FixedType, reader: avro.PrimitiveType | avro.FixedType) -> str:
     ours, theirs = reader.logical, writer.logical
     if ours is None or theirs is None or ours == theirs:
         return ""
@@ -160,38 +149,38 @@ class _Resolver:
 
     def value(self, writer: AvroSchema, reader: AvroSchema, column: int, path: str) -> int:
         """Add the nodes that decode the writer's value into a column; return the index of the last."""
-        if isinstance(writer, UnionType):
+        if isinstance(writer, avro.UnionType):
             return self._from_union(writer, reader, column, path)
-        if isinstance(reader, UnionType):
+        if isinstance(reader, avro.UnionType):
             return self._into_union(writer, reader, column, path)
         if reason := _mismatch(writer, reader):
             raise self._error(writer, reader, path, reason)
-        if isinstance(writer, RecordType) and isinstance(reader, RecordType):
+        if isinstance(writer, avro.RecordType) and isinstance(reader, avro.RecordType):
             return self._record(writer, reader, column, path)
-        if isinstance(writer, ArrayType) and isinstance(reader, ArrayType):
+        if isinstance(writer, avro.ArrayType) and isinstance(reader, avro.ArrayType):
             (items,) = self._plan.columns[column].children
             child = self.value(writer.items, reader.items, items, f"{path}[]")
             return self._add(Op.ARRAY, column, path, least_bytes(writer.items), [child])
-        if isinstance(writer, MapType) and isinstance(reader, MapType):
+        if isinstance(writer, avro.MapType) and isinstance(reader, avro.MapType):
             (entries,) = self._plan.columns[column].children
             child = self.value(writer.values, reader.values, self._plan.columns[entries].children[1], f"{path}{{}}")
             return self._add(Op.MAP, column, path, 1 + least_bytes(writer.values), [child])
-        if isinstance(writer, EnumType) and isinstance(reader, EnumType):
+        if isinstance(writer, avro.EnumType) and isinstance(reader, avro.EnumType):
             return self._enum(writer, reader, column, path)
         return self._simple(writer, reader, column, path)
 
     def _simple(self, writer: AvroSchema, reader: AvroSchema, column: int, path: str) -> int:
-        assert isinstance(reader, PrimitiveType | FixedType)
+        assert isinstance(reader, avro.PrimitiveType | avro.FixedType)
         if reader.logical is not None and reader.logical.name == "decimal":
             limit = self._plan.add_constant(decimal_limit(reader.logical.precision))
-            if isinstance(reader, FixedType):
+            if isinstance(reader, avro.FixedType):
                 return self._add(Op.DECIMAL_FIXED, column, path, reader.size, [limit])
             return self._add(Op.DECIMAL_BYTES, column, path, 0, [limit])
-        if isinstance(reader, FixedType):
+        if isinstance(reader, avro.FixedType):
             return self._add(Op.FIXED, column, path, reader.size)
         return self._add(_PROMOTIONS[writer.kind, reader.kind], column, path, int(writer.kind == "int"))
 
-    def _from_union(self, writer: UnionType, reader: AvroSchema, column: int, path: str) -> int:
+    def _from_union(self, writer: avro.UnionType, reader: AvroSchema, column: int, path: str) -> int:
         children, errors = [], {}
         for index, branch in enumerate(writer.branches):
             try:
@@ -204,7 +193,7 @@ class _Resolver:
             raise errors[writer.members[0]]
         return self._add(Op.UNION, column, path, children=children)
 
-    def _into_union(self, writer: AvroSchema, reader: UnionType, column: int, path: str) -> int:
+    def _into_union(self, writer: AvroSchema, reader: avro.UnionType, column: int, path: str) -> int:
         index = self._branch(writer, reader, path)
         branch = reader.branches[index]
         if branch.kind == "null" or len(reader.members) == 1:
@@ -213,7 +202,7 @@ class _Resolver:
         child = self.value(writer, branch, self._plan.columns[column].children[member], path)
         return self._add(Op.MEMBER, column, path, member, [child])
 
-    def _branch(self, writer: AvroSchema, reader: UnionType, path: str) -> int:
+    def _branch(self, writer: AvroSchema, reader: avro.UnionType, path: str) -> int:
         matching = [index for index, branch in enumerate(reader.branches) if not _mismatch(writer, branch)]
         same_kind = [index for index in matching if reader.branches[index].kind == writer.kind]
         for index in same_kind:
@@ -225,7 +214,7 @@ class _Resolver:
             raise self._error(writer, reader, path, "no branch of the reader's matches")
         return matching[0]
 
-    def _record(self, writer: RecordType, reader: RecordType, column: int, path: str) -> int:
+    def _record(self, writer: avro.RecordType, reader: avro.RecordType, column: int, path: str) -> int:
         columns = dict(zip((entry.name for entry in reader.fields), self._plan.columns[column].children, strict=True))
         missing = {entry.name: entry for entry in reader.fields}
         by_alias = {alias: entry.name for entry in reversed(reader.fields) for alias in entry.aliases}
@@ -239,7 +228,7 @@ class _Resolver:
                 inner = join_path(path, target.name)
                 children.append(self.value(entry.type, target.type, columns[target.name], inner))
         for name, target in missing.items():
-            if isinstance(target.default, NoDefault):
+            if isinstance(target.default, avro.NoDefault):
                 raise SchemaError(
                     f"field {join_path(path, name)} of the reader's schema is not in the writer's and has no default; "
                     f"add a default"
@@ -249,7 +238,7 @@ class _Resolver:
             children.append(self._add(Op.CONSTANT, columns[name], join_path(path, name), constant, [child]))
         return self._add(Op.RECORD, column, path, children=children)
 
-    def _enum(self, writer: EnumType, reader: EnumType, column: int, path: str) -> int:
+    def _enum(self, writer: avro.EnumType, reader: avro.EnumType, column: int, path: str) -> int:
         constants = []
         for symbol in writer.symbols:
             text = symbol if symbol in reader.symbols else reader.default
@@ -257,18 +246,18 @@ class _Resolver:
         return self._add(Op.ENUM, column, path, 0, constants)
 
     def _skip(self, writer: AvroSchema, path: str) -> int:
-        if isinstance(writer, RecordType):
+        if isinstance(writer, avro.RecordType):
             children = [self._skip(entry.type, join_path(path, entry.name)) for entry in writer.fields]
             return self._add(Op.SKIP_RECORD, -1, path, children=children)
-        if isinstance(writer, UnionType):
+        if isinstance(writer, avro.UnionType):
             return self._add(Op.SKIP_UNION, -1, path, children=[self._skip(b, path) for b in writer.branches])
-        if isinstance(writer, ArrayType):
+        if isinstance(writer, avro.ArrayType):
             child = self._skip(writer.items, f"{path}[]")
             return self._add(Op.SKIP_ARRAY, -1, path, least_bytes(writer.items), [child])
-        if isinstance(writer, MapType):
+        if isinstance(writer, avro.MapType):
             child = self._skip(writer.values, f"{path}{{}}")
             return self._add(Op.SKIP_MAP, -1, path, 1 + least_bytes(writer.values), [child])
-        if isinstance(writer, FixedType):
+        if isinstance(writer, avro.FixedType):
             return self._add(Op.SKIP_FIXED, -1, path, writer.size)
         if writer.kind in _FIXED_BYTES:
             return self._add(Op.SKIP_FIXED, -1, path, _FIXED_BYTES[writer.kind])

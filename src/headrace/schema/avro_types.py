@@ -16,17 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.errors import SchemaError
-from headrace.schema.avro_schema import (
-    ArrayType,
-    AvroSchema,
-    EnumType,
-    FixedType,
-    Logical,
-    MapType,
-    PrimitiveType,
-    RecordType,
-    UnionType,
-)
+from headrace.schema import avro_schema as avro
+from headrace.schema.avro_schema import AvroSchema
 
 DECIMAL128_DIGITS_MAX = 38
 
@@ -56,20 +47,20 @@ _UNIT_NAMES = {"ms": "millis", "us": "micros", "ns": "nanos"}
 
 def is_nullable(schema: AvroSchema) -> bool:
     """Return whether a value may be null in Arrow."""
-    return schema.kind == "null" or (isinstance(schema, UnionType) and schema.null_index >= 0)
+    return schema.kind == "null" or (isinstance(schema, avro.UnionType) and schema.null_index >= 0)
 
 
 def arrow_type(schema: AvroSchema) -> pa.DataType:
     """Return the Arrow type of the values of a schema."""
-    if isinstance(schema, PrimitiveType | FixedType):
+    if isinstance(schema, avro.PrimitiveType | avro.FixedType):
         return _simple_type(schema)
-    if isinstance(schema, EnumType):
+    if isinstance(schema, avro.EnumType):
         return pa.string()
-    if isinstance(schema, RecordType):
+    if isinstance(schema, avro.RecordType):
         return pa.struct([arrow_field(field.name, field.type) for field in schema.fields])
-    if isinstance(schema, ArrayType):
+    if isinstance(schema, avro.ArrayType):
         return pa.list_(arrow_field("item", schema.items))
-    if isinstance(schema, MapType):
+    if isinstance(schema, avro.MapType):
         return pa.map_(pa.string(), arrow_field("value", schema.values))
     members = [schema.branches[index] for index in schema.members]
     if not members:
@@ -83,19 +74,19 @@ def arrow_field(name: str, schema: AvroSchema) -> pa.Field:
     return pa.field(name, arrow_type(schema), nullable=is_nullable(schema))
 
 
-def decimal_type(logical: Logical) -> pa.DataType:
+def decimal_type(logical: avro.Logical) -> pa.DataType:
     make = pa.decimal128 if logical.precision <= DECIMAL128_DIGITS_MAX else pa.decimal256
     return make(logical.precision, logical.scale)
 
 
-def _simple_type(schema: PrimitiveType | FixedType) -> pa.DataType:
+def _simple_type(schema: avro.PrimitiveType | avro.FixedType) -> pa.DataType:
     logical = schema.logical
     if logical is not None:
         if logical.name == "decimal":
             return decimal_type(logical)
         if logical.name in _LOGICAL_TYPES:
             return _LOGICAL_TYPES[logical.name]
-    return pa.binary(schema.size) if isinstance(schema, FixedType) else _PRIMITIVE_TYPES[schema.kind]
+    return pa.binary(schema.size) if isinstance(schema, avro.FixedType) else _PRIMITIVE_TYPES[schema.kind]
 
 
 def derive_schema(data_type: pa.DataType, name: str = "Record", namespace: str = "") -> str:

@@ -17,22 +17,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from headrace.errors import SchemaError
+from headrace.schema import avro_schema as avro
 from headrace.schema import values
 from headrace.schema._avro.layout import zigzag
 from headrace.schema._plan.layout import INT_RANGE, LONG_RANGE
 from headrace.schema.avro_defaults import encode_default
-from headrace.schema.avro_schema import (
-    ArrayType,
-    AvroSchema,
-    EnumType,
-    FixedType,
-    MapType,
-    NoDefault,
-    PrimitiveType,
-    RecordType,
-    UnionType,
-    describe,
-)
+from headrace.schema.avro_schema import AvroSchema, describe
 from headrace.schema.codec import join_path
 from headrace.schema.values import MISSING, ValueEncoder, encode_varint, failed, mismatch
 
@@ -48,32 +38,32 @@ def value_encoder(schema: AvroSchema) -> ValueEncoder:
 
 
 def _encoder(schema: AvroSchema, path: str) -> ValueEncoder:
-    if isinstance(schema, UnionType):
+    if isinstance(schema, avro.UnionType):
         return _union(schema, path)
-    if isinstance(schema, RecordType):
+    if isinstance(schema, avro.RecordType):
         return _record(schema, path)
-    if isinstance(schema, ArrayType):
+    if isinstance(schema, avro.ArrayType):
         return _array(schema, path)
-    if isinstance(schema, MapType):
+    if isinstance(schema, avro.MapType):
         return _map(schema, path)
-    if isinstance(schema, EnumType):
+    if isinstance(schema, avro.EnumType):
         return _enum(schema, path)
     if schema.logical is not None and schema.logical.name == "decimal":
         return _decimal(schema, path)
-    return _fixed(schema, path) if isinstance(schema, FixedType) else _primitive(schema, path)
+    return _fixed(schema, path) if isinstance(schema, avro.FixedType) else _primitive(schema, path)
 
 
 # -- types with parts ------------------------------------------------------------------------------
 
 
-def _record(schema: RecordType, path: str) -> ValueEncoder:
+def _record(schema: avro.RecordType, path: str) -> ValueEncoder:
     fields: list[tuple[str, ValueEncoder, bytes | None]] = []
     for entry in schema.fields:
         inner = join_path(path, entry.name)
         missing = None
-        if not isinstance(entry.default, NoDefault):
+        if not isinstance(entry.default, avro.NoDefault):
             missing = encode_default(entry.type, entry.default)
-        elif isinstance(entry.type, UnionType) and entry.type.null_index >= 0:
+        elif isinstance(entry.type, avro.UnionType) and entry.type.null_index >= 0:
             missing = zigzag(entry.type.null_index)
         elif entry.type.kind == "null":
             missing = b""
@@ -106,7 +96,7 @@ def _record(schema: RecordType, path: str) -> ValueEncoder:
     return encode
 
 
-def _array(schema: ArrayType, path: str) -> ValueEncoder:
+def _array(schema: avro.ArrayType, path: str) -> ValueEncoder:
     encode_item = _encoder(schema.items, f"{path}[]")
 
     def encode(value: Any) -> bytes:
@@ -121,8 +111,8 @@ def _array(schema: ArrayType, path: str) -> ValueEncoder:
     return encode
 
 
-def _map(schema: MapType, path: str) -> ValueEncoder:
-    encode_key = _primitive(PrimitiveType("string"), f"{path}{{}}")
+def _map(schema: avro.MapType, path: str) -> ValueEncoder:
+    encode_key = _primitive(avro.PrimitiveType("string"), f"{path}{{}}")
     encode_item = _encoder(schema.values, f"{path}{{}}")
 
     def encode(value: Any) -> bytes:
@@ -147,7 +137,7 @@ Branch: TypeAlias = tuple[bytes, ValueEncoder]
 _VALUE_TYPES_MAX = 1_000
 
 
-def _union(schema: UnionType, path: str) -> ValueEncoder:
+def _union(schema: avro.UnionType, path: str) -> ValueEncoder:
     null = None if schema.null_index < 0 else zigzag(schema.null_index)
     members = [(zigzag(index), _encoder(schema.branches[index], path)) for index in schema.members]
     by_name = _branch_names(schema, members)
@@ -202,7 +192,7 @@ def _nullable(null: bytes | None, member: Branch, by_name: Mapping[str, Branch |
     return encode
 
 
-def _branch_names(schema: UnionType, members: list[Branch]) -> dict[str, Branch | None]:
+def _branch_names(schema: avro.UnionType, members: list[Branch]) -> dict[str, Branch | None]:
     """Return branches by full name, and by name without namespace, if only one has it."""
     by_name: dict[str, Branch | None] = {}
     full_names = [getattr(schema.branches[index], "name", schema.branches[index].kind) for index in schema.members]
@@ -264,7 +254,7 @@ _NATIVE: dict[str, tuple[type, ...]] = {
 # -- simple types ----------------------------------------------------------------------------------
 
 
-def _enum(schema: EnumType, path: str) -> ValueEncoder:
+def _enum(schema: avro.EnumType, path: str) -> ValueEncoder:
     encoded = {symbol: zigzag(index) for index, symbol in enumerate(schema.symbols)}
 
     def encode(value: Any) -> bytes:
@@ -279,10 +269,10 @@ def _enum(schema: EnumType, path: str) -> ValueEncoder:
     return encode
 
 
-def _decimal(schema: PrimitiveType | FixedType, path: str) -> ValueEncoder:
+def _decimal(schema: avro.PrimitiveType | avro.FixedType, path: str) -> ValueEncoder:
     assert schema.logical is not None
     convert = values.decimal_converter(path, schema.logical.precision, schema.logical.scale)
-    fixed_size = schema.size if isinstance(schema, FixedType) else 0
+    fixed_size = schema.size if isinstance(schema, avro.FixedType) else 0
 
     def encode(value: Any) -> bytes:
         if value is None:
@@ -296,7 +286,7 @@ def _decimal(schema: PrimitiveType | FixedType, path: str) -> ValueEncoder:
     return encode
 
 
-def _fixed(schema: FixedType, path: str) -> ValueEncoder:
+def _fixed(schema: avro.FixedType, path: str) -> ValueEncoder:
     size = schema.size
 
     def encode(value: Any) -> bytes:
@@ -310,7 +300,7 @@ def _fixed(schema: FixedType, path: str) -> ValueEncoder:
     return encode
 
 
-def _primitive(schema: PrimitiveType, path: str) -> ValueEncoder:
+def _primitive(schema: avro.PrimitiveType, path: str) -> ValueEncoder:
     kind, logical = schema.kind, schema.logical.name if schema.logical else ""
     if kind in ("int", "long"):
         return _integer(kind, _converter(logical, path), path)

@@ -12,24 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.errors import SchemaError
+from headrace.schema import json_types
 from headrace.schema._json.layout import MISSING_ERROR, MISSING_NULL, NULLABLE, PLAIN_NAMES, Op
 from headrace.schema._plan.layout import decimal_limit
 from headrace.schema.codec import DecodePlan, join_path
-from headrace.schema.json_types import (
-    TOKENS,
-    ArrayType,
-    JsonSchema,
-    MapType,
-    NoDefault,
-    ObjectType,
-    Property,
-    ScalarType,
-    TextType,
-    UnionType,
-    arrow_type,
-    describe,
-    json_bytes,
-)
+from headrace.schema.json_types import TOKENS, JsonSchema, arrow_type, describe, json_bytes
 
 _SCALAR_OPS = {
     "null": Op.NULL,
@@ -61,21 +48,21 @@ class _Planner:
     def value(self, schema: JsonSchema, column: int, path: str) -> int:
         """Add the nodes that decode a value into a column; return the index of the last."""
         null = NULLABLE if schema.nullable else 0
-        if isinstance(schema, ScalarType):
+        if isinstance(schema, json_types.ScalarType):
             if schema.kind == "decimal":
                 limit = self._plan.add_constant(decimal_limit(schema.data_type.precision))
                 return self._plan.add_node(Op.DECIMAL, column, path, schema.data_type.scale << 1 | null, [limit])
             return self._plan.add_node(_SCALAR_OPS[schema.kind], column, path, null)
-        if isinstance(schema, TextType):
+        if isinstance(schema, json_types.TextType):
             return self._plan.add_node(Op.TEXT, column, path, token_bits(schema.tokens) << 1 | null)
-        if isinstance(schema, ObjectType):
+        if isinstance(schema, json_types.ObjectType):
             return self._object(schema, column, path)
         children = self._plan.columns[column].children
-        if isinstance(schema, ArrayType):
+        if isinstance(schema, json_types.ArrayType):
             return self._plan.add_node(
                 Op.ARRAY, column, path, null, [self.value(schema.items, children[0], f"{path}[]")]
             )
-        if isinstance(schema, MapType):
+        if isinstance(schema, json_types.MapType):
             values = self._plan.columns[children[0]].children[1]
             return self._plan.add_node(Op.MAP, column, path, null, [self.value(schema.values, values, f"{path}{{}}")])
         members = dict.fromkeys(TOKENS, -1)
@@ -84,7 +71,7 @@ class _Planner:
             members[member.token] = self._plan.add_node(Op.MEMBER, column, path, i, [child])
         return self._plan.add_node(Op.UNION, column, path, null, list(members.values()))
 
-    def _object(self, schema: ObjectType, column: int, path: str) -> int:
+    def _object(self, schema: json_types.ObjectType, column: int, path: str) -> int:
         children: list[int] = []
         names = [entry.name.encode() for entry in schema.properties]
         for entry, name, child in zip(schema.properties, names, self._plan.columns[column].children, strict=True):
@@ -96,16 +83,17 @@ class _Planner:
             Op.OBJECT, column, path, size, [*children, *sorted(range(len(names)), key=names.__getitem__)]
         )
 
-    def _missing(self, entry: Property) -> int:
+    def _missing(self, entry: json_types.Property) -> int:
         """Return what a property has that is not there: the constant with its default, null, or an error."""
-        if not isinstance(entry.default, NoDefault):
+        if not isinstance(entry.default, json_types.NoDefault):
             return self._plan.add_constant(json_bytes(entry.default))
         return MISSING_NULL if not entry.required else MISSING_ERROR
 
 
 def check_readable(writer: JsonSchema, reader: JsonSchema, path: str = "") -> None:
     """Raise a SchemaError if no value of the writer's schema could be read as the reader's."""
-    if isinstance(writer, TextType | UnionType) or isinstance(reader, TextType | UnionType):
+    loose = json_types.TextType | json_types.UnionType
+    if isinstance(writer, loose) or isinstance(reader, loose):
         if _tokens(writer).isdisjoint(_tokens(reader)) and not (writer.nullable and reader.nullable):
             raise _unreadable(writer, reader, path)
         return
@@ -115,16 +103,16 @@ def check_readable(writer: JsonSchema, reader: JsonSchema, path: str = "") -> No
         return
     if writer.token != reader.token:
         raise _unreadable(writer, reader, path)
-    if isinstance(writer, ArrayType) and isinstance(reader, ArrayType):
+    if isinstance(writer, json_types.ArrayType) and isinstance(reader, json_types.ArrayType):
         return  # an empty array can be read as any
-    if isinstance(writer, ObjectType) and isinstance(reader, ObjectType):
+    if isinstance(writer, json_types.ObjectType) and isinstance(reader, json_types.ObjectType):
         written = {entry.name: entry for entry in writer.properties}
         for entry in reader.properties:
             inner = join_path(path, entry.name)
             if entry.name in written:
                 if written[entry.name].required:
                     check_readable(written[entry.name].type, entry.type, inner)
-            elif writer.closed and entry.required and isinstance(entry.default, NoDefault):
+            elif writer.closed and entry.required and isinstance(entry.default, json_types.NoDefault):
                 raise SchemaError(
                     f"property {inner} is required by the reader's schema, not allowed by the writer's, "
                     f"and has no default; add a default, or do not require it"
@@ -132,9 +120,9 @@ def check_readable(writer: JsonSchema, reader: JsonSchema, path: str = "") -> No
 
 
 def _tokens(schema: JsonSchema) -> set[str]:
-    if isinstance(schema, TextType):
+    if isinstance(schema, json_types.TextType):
         return set(schema.tokens)
-    if isinstance(schema, UnionType):
+    if isinstance(schema, json_types.UnionType):
         return {member.token for member in schema.members}
     return {schema.token}
 

@@ -15,26 +15,15 @@ from contextlib import suppress
 import pyarrow as pa
 
 from headrace.errors import SchemaError
+from headrace.schema import json_types
 from headrace.schema._json.layout import EncodeOp, OnNull
 from headrace.schema._plan.layout import decimal_limit
 from headrace.schema.codec import EncodePlan, column_names, join_path
 from headrace.schema.json_decoding import token_bits
-from headrace.schema.json_types import (
-    ArrayType,
-    JsonSchema,
-    MapType,
-    NoDefault,
-    ObjectType,
-    Property,
-    ScalarType,
-    TextType,
-    UnionType,
-    describe,
-    json_bytes,
-)
+from headrace.schema.json_types import JsonSchema, describe, json_bytes
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_STRING = ScalarType("string", pa.string())
+_STRING = json_types.ScalarType("string", pa.string())
 
 
 def plan_encoding(schema: JsonSchema, data_type: pa.DataType) -> EncodePlan:
@@ -54,19 +43,19 @@ class _Planner:
         types = pa.types
         if types.is_null(data_type) and schema.nullable:
             return self._plan.add_node(EncodeOp.NULL, column, path)
-        if isinstance(schema, ScalarType):
+        if isinstance(schema, json_types.ScalarType):
             return self._scalar(schema, column, data_type, path)
-        if isinstance(schema, TextType) and (types.is_string(data_type) or types.is_binary(data_type)):
+        if isinstance(schema, json_types.TextType) and (types.is_string(data_type) or types.is_binary(data_type)):
             tokens = token_bits(schema.tokens) | (1 << 5 if schema.nullable else 0)
             return self._plan.add_node(EncodeOp.TEXT, column, path, tokens)
-        if isinstance(schema, ObjectType) and types.is_struct(data_type):
+        if isinstance(schema, json_types.ObjectType) and types.is_struct(data_type):
             return self._object(schema, column, data_type, path)
-        if isinstance(schema, ArrayType) and types.is_list(data_type):
+        if isinstance(schema, json_types.ArrayType) and types.is_list(data_type):
             items, item_type = self._plan.add_source(column, "values", data_type.value_type)
             return self._plan.add_node(
                 EncodeOp.ARRAY, column, path, 0, [self._item(schema.items, items, item_type, f"{path}[]")]
             )
-        if isinstance(schema, MapType) and types.is_map(data_type):
+        if isinstance(schema, json_types.MapType) and types.is_map(data_type):
             inner = f"{path}{{}}"
             keys, key_type = self._plan.add_source(column, "keys", data_type.key_type)
             items, item_type = self._plan.add_source(column, "items", data_type.item_type)
@@ -74,7 +63,7 @@ class _Planner:
             return self._plan.add_node(
                 EncodeOp.MAP, column, path, 0, [key, self._item(schema.values, items, item_type, inner)]
             )
-        if isinstance(schema, UnionType):
+        if isinstance(schema, json_types.UnionType):
             return self._union(schema, column, data_type, path)
         raise self._error(schema, data_type, path)
 
@@ -82,7 +71,7 @@ class _Planner:
         child = self.value(schema, column, data_type, path)
         return self._plan.add_node(EncodeOp.NULLABLE, column, path, 0, [child]) if schema.nullable else child
 
-    def _union(self, schema: UnionType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _union(self, schema: json_types.UnionType, column: int, data_type: pa.DataType, path: str) -> int:
         if pa.types.is_struct(data_type):
             names = [entry.name for entry in data_type]
             if names == [f"member{i}" for i in range(len(schema.members))]:
@@ -96,7 +85,7 @@ class _Planner:
                 return self.value(member, column, data_type, path)
         raise self._error(schema, data_type, path)
 
-    def _object(self, schema: ObjectType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _object(self, schema: json_types.ObjectType, column: int, data_type: pa.DataType, path: str) -> int:
         where = f" at {path}" if path else ""
         names = column_names(data_type, schema.properties, f"properties of the JSON schema{where}")
         children = []
@@ -107,7 +96,7 @@ class _Planner:
                 index = names.index(entry.name)
                 child, child_type = self._plan.add_source(column, index, data_type.field(index).type)
                 children.append(self._property(entry, child, child_type, inner))
-            elif not isinstance(entry.default, NoDefault):
+            elif not isinstance(entry.default, json_types.NoDefault):
                 if entry.required:
                     constant = self._plan.add_constant(name + json_bytes(entry.default))
                     children.append(self._plan.add_node(EncodeOp.CONSTANT, column, inner, constant))
@@ -122,7 +111,7 @@ class _Planner:
                 )
         return self._plan.add_node(EncodeOp.OBJECT, column, path, 0, children)
 
-    def _property(self, entry: Property, column: int, data_type: pa.DataType, path: str) -> int:
+    def _property(self, entry: json_types.Property, column: int, data_type: pa.DataType, path: str) -> int:
         name = self._plan.add_constant(json_bytes(entry.name) + b":")
         on_null = OnNull.FAIL
         if entry.type.nullable:
@@ -135,7 +124,7 @@ class _Planner:
             children = [self.value(entry.type, column, data_type, path)]
         return self._plan.add_node(EncodeOp.PROPERTY, column, path, name, children, factors=(on_null, 1))
 
-    def _scalar(self, schema: ScalarType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _scalar(self, schema: json_types.ScalarType, column: int, data_type: pa.DataType, path: str) -> int:
         types, kind = pa.types, schema.kind
         if kind == "boolean" and types.is_boolean(data_type):
             return self._plan.add_node(EncodeOp.BOOLEAN, column, path)
@@ -157,7 +146,7 @@ class _Planner:
             return self._plan.add_node(EncodeOp.BYTES, column, path)
         raise self._error(schema, data_type, path)
 
-    def _decimal(self, schema: ScalarType, column: int, data_type: pa.DataType, path: str) -> int:
+    def _decimal(self, schema: json_types.ScalarType, column: int, data_type: pa.DataType, path: str) -> int:
         target = schema.data_type if schema.kind == "decimal" else data_type
         if data_type.scale != target.scale or data_type.scale < 0 or data_type.bit_width not in (128, 256):
             raise self._error(schema, data_type, path)

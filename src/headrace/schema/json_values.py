@@ -20,23 +20,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headrace.schema import values
+from headrace.schema import json_types, values
 from headrace.schema._json.reference.encoding import float_text
 from headrace.schema.codec import join_path
 from headrace.schema.json_schema import JsonEncoder
-from headrace.schema.json_types import (
-    ArrayType,
-    JsonSchema,
-    MapType,
-    NoDefault,
-    ObjectType,
-    Property,
-    ScalarType,
-    TextType,
-    UnionType,
-    describe,
-    json_bytes,
-)
+from headrace.schema.json_types import JsonSchema, describe, json_bytes
 from headrace.schema.values import MISSING, ValueEncoder, failed, mismatch
 
 TextWriter: TypeAlias = Callable[[Any], str]
@@ -67,16 +55,16 @@ def _item_writer(schema: JsonSchema, path: str) -> TextWriter:
 
 
 def _writer(schema: JsonSchema, path: str) -> TextWriter:
-    if isinstance(schema, ScalarType):
+    if isinstance(schema, json_types.ScalarType):
         return _scalar(schema, path)
-    if isinstance(schema, TextType):
+    if isinstance(schema, json_types.TextType):
         return _text(schema, path)
-    if isinstance(schema, ObjectType):
+    if isinstance(schema, json_types.ObjectType):
         return _object(schema, path)
-    if isinstance(schema, ArrayType):
+    if isinstance(schema, json_types.ArrayType):
         write_item = _item_writer(schema.items, f"{path}[]")
         return lambda value: f"[{','.join(map(write_item, values.to_items(path, value)))}]"
-    if isinstance(schema, MapType):
+    if isinstance(schema, json_types.MapType):
         return _map(schema, path)
     return _union(schema, path)
 
@@ -84,7 +72,7 @@ def _writer(schema: JsonSchema, path: str) -> TextWriter:
 # -- types with parts ------------------------------------------------------------------------------
 
 
-def _object(schema: ObjectType, path: str) -> TextWriter:
+def _object(schema: json_types.ObjectType, path: str) -> TextWriter:
     properties = [(entry.name, *_property(entry, join_path(path, entry.name))) for entry in schema.properties]
     names = [entry.name for entry in schema.properties]
 
@@ -115,7 +103,7 @@ def _object(schema: ObjectType, path: str) -> TextWriter:
     return write
 
 
-def _property(entry: Property, path: str) -> tuple[str, TextWriter, str | None, str | None]:
+def _property(entry: json_types.Property, path: str) -> tuple[str, TextWriter, str | None, str | None]:
     """Return name and colon, the function for the value, and what is written for null and for a missing value.
 
     Empty: nothing is written; None: an error.
@@ -128,12 +116,12 @@ def _property(entry: Property, path: str) -> tuple[str, TextWriter, str | None, 
     if_missing: str | None = ""
     if entry.required:
         if_missing = if_null
-        if not isinstance(entry.default, NoDefault):
+        if not isinstance(entry.default, json_types.NoDefault):
             if_missing = prefix + json_bytes(entry.default).decode()
     return prefix, _writer(entry.type, path), if_null, if_missing
 
 
-def _map(schema: MapType, path: str) -> TextWriter:
+def _map(schema: json_types.MapType, path: str) -> TextWriter:
     write_item = _item_writer(schema.values, f"{path}{{}}")
     write_key = _string(f"{path}{{}}")
 
@@ -148,7 +136,7 @@ def _map(schema: MapType, path: str) -> TextWriter:
     return write
 
 
-def _union(schema: UnionType, path: str) -> TextWriter:
+def _union(schema: json_types.UnionType, path: str) -> TextWriter:
     writers = [_writer(member, path) for member in schema.members]
     by_token = {member.token: write for member, write in zip(schema.members, writers, strict=True)}
     names = [f"member{i}" for i in range(len(writers))]
@@ -182,7 +170,7 @@ def _token(value: object) -> str:
     return next((token for types, token in _TOKENS if isinstance(value, types)), "object")
 
 
-def _text(schema: TextType, path: str) -> TextWriter:
+def _text(schema: json_types.TextType, path: str) -> TextWriter:
     """Return the function for a value of any shape, which is checked as in a column."""
     column_encoder = JsonEncoder(schema, pa.string())
 
@@ -210,7 +198,7 @@ def _text(schema: TextType, path: str) -> TextWriter:
 # -- scalar types ----------------------------------------------------------------------------------
 
 
-def _scalar(schema: ScalarType, path: str) -> TextWriter:
+def _scalar(schema: json_types.ScalarType, path: str) -> TextWriter:
     kind = schema.kind
     if kind == "string":
         return _string(path)

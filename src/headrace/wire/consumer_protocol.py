@@ -18,8 +18,9 @@ from typing import TypeVar
 
 from headrace.errors import MalformedError
 from headrace.types import TopicPartition
+from headrace.wire.fields import array, bytes_, int32, string
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import Message, Struct, array, bytes_, codec, int32, string
+from headrace.wire.schema import Message, Struct, codec
 
 PROTOCOL_TYPE = "consumer"
 LAST_VERSION = 3

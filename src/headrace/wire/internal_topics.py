@@ -6,7 +6,8 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
-from headrace.wire.schema import Message, Struct, array, int8, int16, int32, int64, string
+from headrace.wire.fields import array, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, Struct
 
 _INT32_MIN = -(2**31)
 

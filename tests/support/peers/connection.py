@@ -15,11 +15,12 @@ from headrace.wire.api.produce import (
     ProduceRequest,
     TopicProduceData,
 )
+from headrace.wire.fields import Records
 from headrace.wire.frames import FRAME_BYTES_MAX, decode_response, decode_response_to, encode_request
 from headrace.wire.framing import FrameReader
 from headrace.wire.primitives import Buffer
 from headrace.wire.records import RecordBatch, read_batches
-from headrace.wire.schema import Message, Records, RequestMessage
+from headrace.wire.schema import Message, RequestMessage
 
 RESPONSE_SECONDS_MAX = 30
 R = TypeVar("R", bound=Message)

@@ -23,9 +23,9 @@ from headrace.broker.groups.shard import AnyGroup, GroupSettings, Shard
 from headrace.broker.groups.share_group import ShareGroup
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
+from headrace.wire.fields import ZERO_UUID
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_ID
 from headrace.wire.records import NO_PRODUCER, BatchProducer
-from headrace.wire.schema import ZERO_UUID
 
 log = logging.getLogger("headrace.broker.groups")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -158,7 +158,7 @@ class ConsumerHeartbeats:
             heartbeat_interval_ms=self._settings.times_of(group.id).heartbeat_interval_ms,
         )
         if _is_full(request) or _partition_sets(member.assigned) != _partition_sets(reconciled.assigned):
-            return response.replace(assignment=_assignment(reconciled.assigned))
+            return response.replace(assignment=heartbeat_assignment(reconciled.assigned))
         return response
 
     async def _check_regex(self, request: ConsumerGroupHeartbeatRequest) -> None:
@@ -299,8 +299,10 @@ def _partition_sets(assigned: AssignedPartitions) -> TopicPartitionSets:
     return {topic_id: frozenset(epochs) for topic_id, epochs in assigned.items()}
 
 
-def _assignment(assigned: AssignedPartitions) -> HeartbeatAssignment:
+def heartbeat_assignment(assigned: Mapping[bytes, Collection[int]]) -> HeartbeatAssignment:
+    """Return the partitions that a member has, by topic id, as the field of a response."""
     rows = [
-        HeartbeatTopicPartitions(topic_id=topic_id, partitions=sorted(epochs)) for topic_id, epochs in assigned.items()
+        HeartbeatTopicPartitions(topic_id=topic_id, partitions=sorted(indexes))
+        for topic_id, indexes in assigned.items()
     ]
     return HeartbeatAssignment(topic_partitions=rows)

@@ -27,8 +27,9 @@ from headrace.broker.groups.consumer_member import (
     TopicPartitionSets,
 )
 from headrace.errors import MalformedError
-from headrace.wire.schema import Message, Struct, array, bytes_, int8, int32, int64, string, uuid
-from headrace.wire.schema import struct as struct_field
+from headrace.wire.fields import array, bytes_, int8, int32, int64, string, uuid
+from headrace.wire.fields import struct as struct_field
+from headrace.wire.schema import Message, Struct
 
 VALUE_VERSION = 0
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from headrace.types import TopicPartition
+from headrace.wire.fields import ZERO_UUID
 from headrace.wire.layout import NO_LEADER_EPOCH, NO_PRODUCER_ID
-from headrace.wire.schema import ZERO_UUID
 
 NO_OFFSET = -1
 NO_EXPIRY = -1

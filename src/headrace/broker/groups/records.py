@@ -17,8 +17,9 @@ from headrace.broker.groups.offsets import NO_EXPIRY, Committed
 from headrace.broker.groups.share_records import ShareChange, decode_share_change, encode_share_change
 from headrace.errors import MalformedError
 from headrace.types import TopicPartition
+from headrace.wire.fields import ZERO_UUID, array, bytes_, int32, int64, string, uuid
 from headrace.wire.layout import Record
-from headrace.wire.schema import ZERO_UUID, Message, Struct, array, bytes_, int32, int64, string, uuid
+from headrace.wire.schema import Message, Struct
 
 OFFSET_KEYS = (0, 1)
 OFFSET_KEY = 1

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from headrace.broker.groups.assignors import AssignableMember
 from headrace.broker.groups.consumer_group import hash_topics, topic_ids
-from headrace.broker.groups.consumer_heartbeats import HeartbeatClient
+from headrace.broker.groups.consumer_heartbeats import HeartbeatClient, heartbeat_assignment
 from headrace.broker.groups.consumer_member import LEAVE_EPOCH, TopicPartitionSets
 from headrace.broker.groups.consumer_settings import ConsumerSettings
 from headrace.broker.groups.records import KeyValue, share_record
@@ -37,10 +37,8 @@ from headrace.broker.groups.share_records import (
 from headrace.broker.share.state import UNINITIALIZED_OFFSET, SharePartitionKey, ShareState
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.share_groups import (
-    ShareAssignment,
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
-    ShareTopicPartitions,
 )
 
 log = logging.getLogger("headrace.broker.groups")
@@ -214,7 +212,7 @@ class ShareHeartbeats:
             heartbeat_interval_ms=self._settings.share_times_of(group.id).heartbeat_interval_ms,
         )
         if request.member_epoch == JOIN_EPOCH or names is not None or member.assigned != reconciled.assigned:
-            response = response.replace(assignment=_assignment(reconciled.assigned))
+            response = response.replace(assignment=heartbeat_assignment(reconciled.assigned))
         return response, {}
 
     def _group_for(self, request: ShareGroupHeartbeatRequest) -> ShareGroup:
@@ -334,10 +332,3 @@ def _check_request(request: ShareGroupHeartbeatRequest) -> None:
     ):
         if is_invalid:
             raise BrokerError(message, code=Code.INVALID_REQUEST)
-
-
-def _assignment(assigned: TopicPartitionSets) -> ShareAssignment:
-    rows = [
-        ShareTopicPartitions(topic_id=topic_id, partitions=sorted(indexes)) for topic_id, indexes in assigned.items()
-    ]
-    return ShareAssignment(topic_partitions=rows)

@@ -29,7 +29,8 @@ from headrace.broker.groups.consumer_records import (
     encode_record,
     value_body,
 )
-from headrace.wire.schema import Message, Struct, array, int8, int32, int64, string, uuid
+from headrace.wire.fields import array, int8, int32, int64, string, uuid
+from headrace.wire.schema import Message, Struct
 
 _version = struct.Struct(">h")
 

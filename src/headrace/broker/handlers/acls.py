@@ -25,18 +25,15 @@ from headrace.wire.api.access import (
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.wire.api.access import AclCreation, DeleteAclsFilter, DescribeAclsRequest
+    from headrace.wire.api.access import AclCreation, AclSelection
 
 # -- DescribeAcls --------------------------------------------------------------------------------
 
 
 def handle_describe_acls(broker: Broker, context: Context, request: DescribeAclsRequest) -> HandlerResult:
     """Return the ACLs that match a filter."""
-    try:
-        _require_acls(broker, context, Operation.DESCRIBE)
-        acls = broker.catalog.acls.matching(_checked_filter(request))
-    except BrokerError as error:
-        return DescribeAclsResponse(error_code=error.code, error_message=str(error.args[0]))
+    _require_acls(broker, context, Operation.DESCRIBE)
+    acls = broker.catalog.acls.matching(_checked_filter(request))
     by_resource: dict[tuple[int, str, int], list[Acl]] = {}
     for acl in acls:
         by_resource.setdefault((acl.resource, acl.name, acl.pattern), []).append(acl)
@@ -146,7 +143,7 @@ def _checked_acl(requested: AclCreation) -> Acl:
     return Acl(resource, requested.resource_name, pattern, requested.principal, requested.host, operation, permission)
 
 
-def _checked_filter(requested: DescribeAclsRequest | DeleteAclsFilter) -> AclFilter:
+def _checked_filter(requested: AclSelection) -> AclFilter:
     """Return the filter, or raise INVALID_REQUEST."""
     return AclFilter(
         _checked_number(Resource, requested.resource_type_filter, "resource type", Resource.UNKNOWN),

@@ -210,11 +210,8 @@ def _quorum_partition(broker: Broker, topic: str, index: int) -> QuorumPartition
 
 def handle_unregister_broker(broker: Broker, context: Context, request: UnregisterBrokerRequest) -> HandlerResult:
     """Remove the registration of a broker that will not return. If it does return, all its replicas are out of sync."""
-    try:
-        broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
-        _unregister(broker, request.broker_id)
-    except BrokerError as error:
-        return UnregisterBrokerResponse(error_code=error.code, error_message=str(error.args[0]))
+    broker.authorizer.require_on_cluster(context.session, Operation.ALTER)
+    _unregister(broker, request.broker_id)
     return UnregisterBrokerResponse(error_message=None)
 
 
@@ -359,10 +356,7 @@ def handle_list_partition_reassignments(
     broker: Broker, context: Context, request: ListPartitionReassignmentsRequest
 ) -> HandlerResult:
     """Return the partitions that are being reassigned."""
-    try:
-        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
-    except BrokerError as error:
-        return ListPartitionReassignmentsResponse(error_code=error.code, error_message=str(error.args[0]))
+    broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
     by_name = broker.catalog.topics.by_name
     if request.topics is None:
         requested: dict[str, Sequence[int]] = {topic.name: range(len(topic.partitions)) for topic in by_name.values()}

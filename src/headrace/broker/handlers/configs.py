@@ -15,9 +15,9 @@ from headrace.errors import BrokerError, Code
 from headrace.wire.api.configs import (
     AlterConfigsRequest,
     AlterConfigsResource,
-    AlterConfigsResourceResponse,
     AlterConfigsResponse,
     ConfigResource,
+    ConfigsResourceResult,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -27,7 +27,6 @@ from headrace.wire.api.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     IncrementalConfigsResource,
-    IncrementalConfigsResourceResponse,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
@@ -113,8 +112,8 @@ def _replace_configs(broker: Broker, context: Context, request: AlterConfigsRequ
     replace_all(broker, kind, row.resource_name, values, validate_only=request.validate_only)
 
 
-def _altered(row: AlterConfigsResource, code: int, text: str | None = None) -> AlterConfigsResourceResponse:
-    return AlterConfigsResourceResponse(
+def _altered(row: AlterConfigsResource, code: int, text: str | None = None) -> ConfigsResourceResult:
+    return ConfigsResourceResult(
         error_code=code, error_message=text, resource_type=row.resource_type, resource_name=row.resource_name
     )
 
@@ -140,8 +139,8 @@ def _alter_configs(
 
 def _incrementally_altered(
     row: IncrementalConfigsResource, code: int, text: str | None = None
-) -> IncrementalConfigsResourceResponse:
-    return IncrementalConfigsResourceResponse(
+) -> ConfigsResourceResult:
+    return ConfigsResourceResult(
         error_code=code, error_message=text, resource_type=row.resource_type, resource_name=row.resource_name
     )
 

@@ -33,13 +33,13 @@ from headrace.wire.api.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
-    LeaderIdAndEpoch,
     PartitionData,
 )
+from headrace.wire.api.leaders import LeaderIdAndEpoch
 from headrace.wire.compression import ZSTD
+from headrace.wire.fields import ZERO_UUID
 from headrace.wire.primitives import Buffer
 from headrace.wire.records import read_batches
-from headrace.wire.schema import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

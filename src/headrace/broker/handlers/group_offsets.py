@@ -20,7 +20,6 @@ from headrace.wire.api.group_offsets import (
     OffsetCommitResponseTopic,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -28,11 +27,10 @@ from headrace.wire.api.group_offsets import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
-    OffsetFetchResponsePartitions,
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -242,8 +240,8 @@ def _fetch_all(broker: Broker, context: Context, group_id: str, require_stable: 
     return OffsetFetchResponseGroup(group_id=group_id, topics=topics)
 
 
-def _fetched_partition(index: int, fetched: Fetched) -> OffsetFetchResponsePartitions:
-    return OffsetFetchResponsePartitions(
+def _fetched_partition(index: int, fetched: Fetched) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
         partition_index=index,
         committed_offset=fetched.offset,
         committed_leader_epoch=fetched.leader_epoch,
@@ -313,7 +311,7 @@ def _delete_response(request: OffsetDeleteRequest, codes: Mapping[TopicPartition
             OffsetDeleteResponseTopic(
                 name=topic.name,
                 partitions=[
-                    OffsetDeleteResponsePartition(
+                    OffsetCommitResponsePartition(
                         partition_index=row.partition_index,
                         error_code=codes[TopicPartition(topic.name, row.partition_index)],
                     )

@@ -33,6 +33,7 @@ from headrace.wire.internal_topics import coordinator_partition
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.cluster.role import ClusterRole
+    from headrace.wire.api.share_groups import ShareGroupHeartbeatRequest
 
 # -- FindCoordinator -----------------------------------------------------------------------------
 
@@ -255,18 +256,21 @@ async def handle_consumer_group_heartbeat(
 
     v1+ regular expressions, member ids of clients.
     """
+    broker.groups.consumer_settings.check_enabled()
+    return await broker.groups.consumer_heartbeat(request, heartbeat_client(broker, context, request))
+
+
+def heartbeat_client(
+    broker: Broker, context: Context, request: ConsumerGroupHeartbeatRequest | ShareGroupHeartbeatRequest
+) -> HeartbeatClient:
+    """Return the client of a heartbeat; raise if it is not authorized for the group or a topic."""
     session, allows = context.session, broker.authorizer.allows
-    try:
-        broker.groups.consumer_settings.check_enabled()
-        broker.authorizer.require(session, Operation.READ, Resource.GROUP, request.group_id)
-        for topic in request.subscribed_topic_names or ():
-            broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, topic)
-        client = HeartbeatClient(
-            context.client_id or "",
-            f"/{session.host}",
-            context.api_version,
-            lambda topic: allows(session, Operation.DESCRIBE, Resource.TOPIC, topic),
-        )
-        return await broker.groups.consumer_heartbeat(request, client)
-    except BrokerError as error:
-        return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))
+    broker.authorizer.require(session, Operation.READ, Resource.GROUP, request.group_id)
+    for topic in request.subscribed_topic_names or ():
+        broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, topic)
+    return HeartbeatClient(
+        context.client_id or "",
+        f"/{session.host}",
+        context.api_version,
+        lambda topic: allows(session, Operation.DESCRIBE, Resource.TOPIC, topic),
+    )

@@ -10,7 +10,6 @@ from headrace.broker.nodes import controller_id, nodes, offline
 from headrace.broker.security.authorizer import CLUSTER_NAME, Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.wire.api.metadata import (
-    CursorResponse,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponsePartition,
@@ -21,8 +20,9 @@ from headrace.wire.api.metadata import (
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+    TopicCursor,
 )
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -207,14 +207,14 @@ def handle_describe_topic_partitions(
             continue
         first = start_index if name == start_topic else 0
         if not remaining:
-            cursor = CursorResponse(topic_name=name, partition_index=first)
+            cursor = TopicCursor(topic_name=name, partition_index=first)
             return DescribeTopicPartitionsResponse(topics=responses, next_cursor=cursor)
         topic = broker.catalog.topics.by_name.get(name)
         response = _describe_page(broker, context, name, topic, first=first, count=remaining)
         responses.append(response)
         remaining -= len(response.partitions)
         if topic is not None and first + len(response.partitions) < len(topic.partitions):
-            cursor = CursorResponse(topic_name=name, partition_index=first + len(response.partitions))
+            cursor = TopicCursor(topic_name=name, partition_index=first + len(response.partitions))
             return DescribeTopicPartitionsResponse(topics=responses, next_cursor=cursor)
     return DescribeTopicPartitionsResponse(topics=responses)
 

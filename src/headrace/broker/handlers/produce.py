@@ -22,18 +22,18 @@ from headrace.broker.partition import Partition
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch
+from headrace.wire.api.leaders import LeaderIdAndEpoch
 from headrace.wire.api.produce import (
     BatchIndexAndErrorMessage,
-    LeaderIdAndEpoch,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
     TopicProduceResponse,
 )
+from headrace.wire.fields import Records
 from headrace.wire.layout import ATTRIBUTES_OFFSET, HEADER_BYTES, MAGIC_OFFSET, TRANSACTIONAL
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import Records
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

@@ -30,7 +30,6 @@ from headrace.wire.api.access import (
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
     EntityData,
-    EntityDataResponse,
     EntryData,
     EntryDataRequest,
     EntryDataResponse,
@@ -131,7 +130,7 @@ def _quota_change(entry: EntryDataRequest) -> Event:
 
 
 def _altered_entry(entry: EntryDataRequest, code: int, text: str | None = None) -> EntryDataResponse:
-    parts = [EntityDataResponse(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity]
+    parts = [EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity]
     return EntryDataResponse(error_code=code, error_message=text, entity=parts)
 
 

@@ -79,10 +79,7 @@ def handle_describe_user_scram_credentials(
     broker: Broker, context: Context, request: DescribeUserScramCredentialsRequest
 ) -> HandlerResult:
     """Return which users have SCRAM credentials; never the credentials themselves."""
-    try:
-        broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
-    except BrokerError as error:
-        return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=str(error.args[0]))
+    broker.authorizer.require_on_cluster(context.session, Operation.DESCRIBE)
     requested = [user.name for user in request.users or ()] or [*broker.catalog.users.by_name]
     results = [_describe_user(broker, name, occurrences) for name, occurrences in Counter(requested).items()]
     return DescribeUserScramCredentialsResponse(error_message=None, results=results)

@@ -20,9 +20,9 @@ from headrace.broker.share.in_flight import AcknowledgeType, OffsetRange
 from headrace.broker.share.partition import Acknowledgement
 from headrace.broker.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession, TopicIdPartition
 from headrace.errors import BrokerError, Code
+from headrace.wire.api.leaders import NodeEndpoint
 from headrace.wire.api.share_fetch import (
     AcknowledgementBatch,
-    AcknowledgePartition,
     ShareAcknowledgePartitionData,
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
@@ -33,7 +33,6 @@ from headrace.wire.api.share_fetch import (
     ShareFetchRequest,
     ShareFetchResponse,
     ShareLeader,
-    ShareNodeEndpoint,
 )
 
 if TYPE_CHECKING:
@@ -52,14 +51,11 @@ Acknowledged = dict[TopicIdPartition, BrokerError | None]
 
 async def handle_share_fetch(broker: Broker, context: Context, request: ShareFetchRequest) -> ShareFetchResponse:
     """Acknowledge, acquire and fetch records. v2+ renewal of locks, and a strict limit of records."""
-    try:
-        group_id, _ = _check_member(broker, context, request)
-        _check_renewal(request)
-        rows = {(topic.topic_id, part.partition_index): part for topic in request.topics for part in topic.partitions}
-        acknowledgements = {key: part for key, part in rows.items() if part.acknowledgement_batches}
-        session = _find_session(broker, context, request, rows, has_acknowledgements=bool(acknowledgements))
-    except BrokerError as error:
-        return ShareFetchResponse(error_code=error.code, error_message=str(error.args[0]))
+    group_id, _ = _check_member(broker, context, request)
+    _check_renewal(request)
+    rows = {(topic.topic_id, part.partition_index): part for topic in request.topics for part in topic.partitions}
+    acknowledgements = {key: part for key, part in rows.items() if part.acknowledgement_batches}
+    session = _find_session(broker, context, request, rows, has_acknowledgements=bool(acknowledgements))
     is_full, epoch = request.share_session_epoch == INITIAL_EPOCH, session.epoch
     acknowledged = await _acknowledge(broker, context, request, acknowledgements)
     fetched: dict[TopicIdPartition, Fetched] = {}
@@ -207,14 +203,14 @@ def _leader(broker: Broker, key: TopicIdPartition, nodes: set[int]) -> ShareLead
     return ShareLeader(leader_id=registration.leader, leader_epoch=registration.leader_epoch)
 
 
-def _endpoints(broker: Broker, context: Context, nodes: Iterable[int]) -> list[ShareNodeEndpoint]:
+def _endpoints(broker: Broker, context: Context, nodes: Iterable[int]) -> list[NodeEndpoint]:
     rows = []
     for node_id in sorted(nodes):
         try:
             address = node(broker, context.session.listener, node_id)
         except BrokerError:
             continue  # it has just left
-        rows.append(ShareNodeEndpoint(node_id=node_id, host=address.host, port=address.port))
+        rows.append(NodeEndpoint(node_id=node_id, host=address.host, port=address.port))
     return rows
 
 
@@ -225,13 +221,10 @@ async def handle_share_acknowledge(
     broker: Broker, context: Context, request: ShareAcknowledgeRequest
 ) -> ShareAcknowledgeResponse:
     """Acknowledge acquired records. v2+ renewal of locks."""
-    try:
-        group_id, member_id = _check_member(broker, context, request)
-        if request.share_session_epoch == INITIAL_EPOCH:
-            raise BrokerError("The share session epoch is invalid.", code=Code.INVALID_SHARE_SESSION_EPOCH)
-        session = broker.share.partitions.sessions.find(group_id, member_id, request.share_session_epoch)
-    except BrokerError as error:
-        return ShareAcknowledgeResponse(error_code=error.code, error_message=str(error.args[0]))
+    group_id, member_id = _check_member(broker, context, request)
+    if request.share_session_epoch == INITIAL_EPOCH:
+        raise BrokerError("The share session epoch is invalid.", code=Code.INVALID_SHARE_SESSION_EPOCH)
+    session = broker.share.partitions.sessions.find(group_id, member_id, request.share_session_epoch)
     rows = {(topic.topic_id, part.partition_index): part for topic in request.topics for part in topic.partitions}
     acknowledged = await _acknowledge(broker, context, request, rows)
     if request.share_session_epoch == FINAL_EPOCH:
@@ -259,7 +252,7 @@ async def _acknowledge(
     broker: Broker,
     context: Context,
     request: ShareFetchRequest | ShareAcknowledgeRequest,
-    rows: Mapping[TopicIdPartition, ShareFetchPartition | AcknowledgePartition],
+    rows: Mapping[TopicIdPartition, ShareFetchPartition | ShareFetchPartition],
 ) -> Acknowledged:
     """Apply the acknowledgements of a request; return an error or None for each partition."""
     results: Acknowledged = dict.fromkeys(rows)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.catalog.topics import NO_LEADER, Topic
 from headrace.broker.context import Context, HandlerResult
-from headrace.broker.groups.consumer_heartbeats import HeartbeatClient
 from headrace.broker.groups.share_offsets import NewOffset
 from headrace.broker.groups.share_records import ShareGroupMember
+from headrace.broker.handlers.groups import heartbeat_client
 from headrace.broker.security.authorizer import Operation, Resource
 from headrace.broker.share.state import (
     UNINITIALIZED_COUNT,
@@ -19,6 +19,7 @@ from headrace.broker.share.state import (
 )
 from headrace.errors import BrokerError, Code, ConnectionFailedError
 from headrace.types import TopicPartition
+from headrace.wire.api.group_admin import Assignment, TopicPartitions
 from headrace.wire.api.offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from headrace.wire.api.share_groups import (
     AlterShareGroupOffsetsRequest,
@@ -29,9 +30,7 @@ from headrace.wire.api.share_groups import (
     DeleteShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsResponse,
     DeleteShareGroupOffsetsResponseTopic,
-    DescribedAssignment,
     DescribedShareGroup,
-    DescribedTopicPartitions,
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
     DescribeShareGroupOffsetsResponse,
@@ -63,20 +62,7 @@ async def handle_share_group_heartbeat(
     broker: Broker, context: Context, request: ShareGroupHeartbeatRequest
 ) -> ShareGroupHeartbeatResponse:
     """Join a share group, keep a member alive, return its assignment, or leave (KIP-932)."""
-    session, allows = context.session, broker.authorizer.allows
-    try:
-        broker.authorizer.require(session, Operation.READ, Resource.GROUP, request.group_id)
-        for topic in request.subscribed_topic_names or ():
-            broker.authorizer.require(session, Operation.DESCRIBE, Resource.TOPIC, topic)
-        client = HeartbeatClient(
-            context.client_id or "",
-            f"/{session.host}",
-            context.api_version,
-            lambda topic: allows(session, Operation.DESCRIBE, Resource.TOPIC, topic),
-        )
-        return await broker.groups.share_heartbeat(request, client)
-    except BrokerError as error:
-        return ShareGroupHeartbeatResponse(error_code=error.code, error_message=str(error.args[0]))
+    return await broker.groups.share_heartbeat(request, heartbeat_client(broker, context, request))
 
 
 # -- ShareGroupDescribe --------------------------------------------------------------------------
@@ -128,11 +114,9 @@ def _describe_member(broker: Broker, member: ShareGroupMember) -> ShareMember:
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.topics),
-        assignment=DescribedAssignment(
+        assignment=Assignment(
             topic_partitions=[
-                DescribedTopicPartitions(
-                    topic_id=topic_id, topic_name=topics[topic_id].name, partitions=sorted(indexes)
-                )
+                TopicPartitions(topic_id=topic_id, topic_name=topics[topic_id].name, partitions=sorted(indexes))
                 for topic_id, indexes in member.assigned.items()
                 if topic_id in topics
             ]
@@ -244,18 +228,15 @@ async def handle_alter_share_group_offsets(
     broker: Broker, context: Context, request: AlterShareGroupOffsetsRequest
 ) -> AlterShareGroupOffsetsResponse:
     """Set the start offsets of a share group without members."""
-    try:
-        broker.authorizer.require(context.session, Operation.READ, Resource.GROUP, request.group_id)
-        rows = [_checked_topic(broker, context, topic) for topic in request.topics]
-        offsets = [
-            NewOffset(row.topic_id, topic.topic_name, part.partition_index, part.start_offset)
-            for topic, row in zip(request.topics, rows, strict=True)
-            for part, result in zip(topic.partitions, row.partitions, strict=True)
-            if not result.error_code
-        ]
-        await broker.groups.share_offsets(request.group_id).alter(request.group_id, offsets)
-    except BrokerError as error:
-        return AlterShareGroupOffsetsResponse(error_code=error.code, error_message=str(error.args[0]))
+    broker.authorizer.require(context.session, Operation.READ, Resource.GROUP, request.group_id)
+    rows = [_checked_topic(broker, context, topic) for topic in request.topics]
+    offsets = [
+        NewOffset(row.topic_id, topic.topic_name, part.partition_index, part.start_offset)
+        for topic, row in zip(request.topics, rows, strict=True)
+        for part, result in zip(topic.partitions, row.partitions, strict=True)
+        if not result.error_code
+    ]
+    await broker.groups.share_offsets(request.group_id).alter(request.group_id, offsets)
     return AlterShareGroupOffsetsResponse(responses=rows)
 
 
@@ -288,14 +269,11 @@ async def handle_delete_share_group_offsets(
 ) -> DeleteShareGroupOffsetsResponse:
     """Delete the offsets of topics of a share group without members."""
     group_id = request.group_id
-    try:
-        broker.authorizer.require(context.session, Operation.DELETE, Resource.GROUP, group_id)
-        offsets = broker.groups.share_offsets(group_id)
-        initialized = offsets.group(group_id).states.initialized
-        rows = [_deletable_topic(broker, context, topic.topic_name, initialized) for topic in request.topics]
-        await offsets.delete(group_id, [row.topic_id for row in rows if not row.error_code])
-    except BrokerError as error:
-        return DeleteShareGroupOffsetsResponse(error_code=error.code, error_message=str(error.args[0]))
+    broker.authorizer.require(context.session, Operation.DELETE, Resource.GROUP, group_id)
+    offsets = broker.groups.share_offsets(group_id)
+    initialized = offsets.group(group_id).states.initialized
+    rows = [_deletable_topic(broker, context, topic.topic_name, initialized) for topic in request.topics]
+    await offsets.delete(group_id, [row.topic_id for row in rows if not row.error_code])
     return DeleteShareGroupOffsetsResponse(responses=rows)
 
 

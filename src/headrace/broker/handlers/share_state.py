@@ -7,7 +7,7 @@ ReadShareGroupStateSummary. Only brokers use them: they need CLUSTER_ACTION.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.broker.context import Context
 from headrace.broker.security.authorizer import Operation
@@ -17,162 +17,148 @@ from headrace.wire.api.share_state import (
     DeletePartition,
     DeleteShareGroupStateRequest,
     DeleteShareGroupStateResponse,
-    DeleteStateResult,
+    DeleteStateData,
     InitializePartition,
     InitializeShareGroupStateRequest,
     InitializeShareGroupStateResponse,
-    InitializeStateResult,
+    InitializeStateData,
     ReadPartition,
     ReadPartitionResult,
     ReadShareGroupStateRequest,
     ReadShareGroupStateResponse,
     ReadShareGroupStateSummaryRequest,
     ReadShareGroupStateSummaryResponse,
+    ReadStateData,
     ReadStateResult,
     ReadStateSummaryResult,
     StatePartitionResult,
-    SummaryPartition,
+    StateResult,
     SummaryPartitionResult,
     WritePartition,
     WriteShareGroupStateRequest,
     WriteShareGroupStateResponse,
-    WriteStateResult,
+    WriteStateData,
 )
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
 
-P = TypeVar("P", InitializePartition, ReadPartition, WritePartition, DeletePartition, SummaryPartition)
+Result = TypeVar("Result", bound=StatePartitionResult)
 
 
 async def handle_initialize_share_group_state(
     broker: Broker, context: Context, request: InitializeShareGroupStateRequest
 ) -> InitializeShareGroupStateResponse:
     """Start new states of share partitions."""
-    broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
+    _require_cluster_action(broker, context)
 
-    async def initialize(key: SharePartitionKey, row: InitializePartition) -> None:
+    async def initialize(key: SharePartitionKey, row: InitializePartition) -> StatePartitionResult:
         await broker.share.coordinator.initialize(key, row.state_epoch, row.start_offset)
+        return StatePartitionResult(partition=key.partition)
 
-    results = [
-        InitializeStateResult(
-            topic_id=topic.topic_id,
-            partitions=await _change(request.group_id, topic.topic_id, topic.partitions, initialize),
-        )
-        for topic in request.topics
-    ]
-    return InitializeShareGroupStateResponse(results=results)
+    results = await _results(request.group_id, request.topics, StatePartitionResult, initialize)
+    return InitializeShareGroupStateResponse(
+        results=[StateResult(topic_id=topic_id, partitions=rows) for topic_id, rows in results]
+    )
 
 
 async def handle_read_share_group_state(
     broker: Broker, context: Context, request: ReadShareGroupStateRequest
 ) -> ReadShareGroupStateResponse:
     """Return the states of share partitions for their leader."""
-    broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
+    _require_cluster_action(broker, context)
 
-    async def read(topic_id: bytes, row: ReadPartition) -> ReadPartitionResult:
-        try:
-            key = SharePartitionKey(request.group_id, topic_id, row.partition)
-            state = await broker.share.coordinator.read(key, row.leader_epoch)
-        except BrokerError as error:
-            return ReadPartitionResult(partition=row.partition, error_code=error.code, error_message=str(error.args[0]))
+    async def read(key: SharePartitionKey, row: ReadPartition) -> ReadPartitionResult:
+        state = await broker.share.coordinator.read(key, row.leader_epoch)
         return ReadPartitionResult(
-            partition=row.partition,
+            partition=key.partition,
             state_epoch=state.state_epoch,
             start_offset=state.start_offset,
             state_batches=state.batches,
         )
 
-    results = [
-        ReadStateResult(
-            topic_id=topic.topic_id, partitions=[await read(topic.topic_id, row) for row in topic.partitions]
-        )
-        for topic in request.topics
-    ]
-    return ReadShareGroupStateResponse(results=results)
+    results = await _results(request.group_id, request.topics, ReadPartitionResult, read)
+    return ReadShareGroupStateResponse(
+        results=[ReadStateResult(topic_id=topic_id, partitions=rows) for topic_id, rows in results]
+    )
 
 
 async def handle_write_share_group_state(
     broker: Broker, context: Context, request: WriteShareGroupStateRequest
 ) -> WriteShareGroupStateResponse:
     """Change the states of share partitions. v1+ the number of completed deliveries."""
-    broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
+    _require_cluster_action(broker, context)
 
-    async def write(key: SharePartitionKey, row: WritePartition) -> None:
+    async def write(key: SharePartitionKey, row: WritePartition) -> StatePartitionResult:
         update = StateUpdate(
             row.state_epoch, row.leader_epoch, row.start_offset, row.delivery_complete_count, row.state_batches
         )
         await broker.share.coordinator.write(key, update)
+        return StatePartitionResult(partition=key.partition)
 
-    results = [
-        WriteStateResult(
-            topic_id=topic.topic_id, partitions=await _change(request.group_id, topic.topic_id, topic.partitions, write)
-        )
-        for topic in request.topics
-    ]
-    return WriteShareGroupStateResponse(results=results)
+    results = await _results(request.group_id, request.topics, StatePartitionResult, write)
+    return WriteShareGroupStateResponse(
+        results=[StateResult(topic_id=topic_id, partitions=rows) for topic_id, rows in results]
+    )
 
 
 async def handle_delete_share_group_state(
     broker: Broker, context: Context, request: DeleteShareGroupStateRequest
 ) -> DeleteShareGroupStateResponse:
     """Delete the states of share partitions."""
-    broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
+    _require_cluster_action(broker, context)
 
-    async def delete(key: SharePartitionKey, row: DeletePartition) -> None:
+    async def delete(key: SharePartitionKey, row: DeletePartition) -> StatePartitionResult:
         await broker.share.coordinator.delete(key)
+        return StatePartitionResult(partition=key.partition)
 
-    results = [
-        DeleteStateResult(
-            topic_id=topic.topic_id,
-            partitions=await _change(request.group_id, topic.topic_id, topic.partitions, delete),
-        )
-        for topic in request.topics
-    ]
-    return DeleteShareGroupStateResponse(results=results)
+    results = await _results(request.group_id, request.topics, StatePartitionResult, delete)
+    return DeleteShareGroupStateResponse(
+        results=[StateResult(topic_id=topic_id, partitions=rows) for topic_id, rows in results]
+    )
 
 
 async def handle_read_share_group_state_summary(
     broker: Broker, context: Context, request: ReadShareGroupStateSummaryRequest
 ) -> ReadShareGroupStateSummaryResponse:
     """Return the start offsets of share partitions. v1+ the number of completed deliveries."""
-    broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
+    _require_cluster_action(broker, context)
 
-    def summary(topic_id: bytes, row: SummaryPartition) -> SummaryPartitionResult:
-        try:
-            state = broker.share.coordinator.summary(SharePartitionKey(request.group_id, topic_id, row.partition))
-        except BrokerError as error:
-            return SummaryPartitionResult(
-                partition=row.partition, error_code=error.code, error_message=str(error.args[0])
-            )
+    async def summarize(key: SharePartitionKey, row: ReadPartition) -> SummaryPartitionResult:
+        state = broker.share.coordinator.summary(key)
         return SummaryPartitionResult(
-            partition=row.partition,
+            partition=key.partition,
             state_epoch=state.state_epoch,
             leader_epoch=state.leader_epoch,
             start_offset=state.start_offset,
             delivery_complete_count=state.complete_count,
         )
 
-    results = [
-        ReadStateSummaryResult(
-            topic_id=topic.topic_id, partitions=[summary(topic.topic_id, row) for row in topic.partitions]
-        )
-        for topic in request.topics
-    ]
-    return ReadShareGroupStateSummaryResponse(results=results)
+    results = await _results(request.group_id, request.topics, SummaryPartitionResult, summarize)
+    return ReadShareGroupStateSummaryResponse(
+        results=[ReadStateSummaryResult(topic_id=topic_id, partitions=rows) for topic_id, rows in results]
+    )
 
 
-async def _change(
-    group_id: str, topic_id: bytes, rows: Iterable[P], change: Callable[[SharePartitionKey, P], Awaitable[None]]
-) -> list[StatePartitionResult]:
-    """Change the states of a topic's partitions; return an error or success for each."""
+def _require_cluster_action(broker: Broker, context: Context) -> None:
+    broker.authorizer.require_on_cluster(context.session, Operation.CLUSTER_ACTION)
+
+
+async def _results(
+    group_id: str,
+    topics: Iterable[InitializeStateData | ReadStateData | WriteStateData | DeleteStateData],
+    result_class: type[Result],
+    call: Callable[[SharePartitionKey, Any], Awaitable[Result]],
+) -> list[tuple[bytes, list[Result]]]:
+    """Call a function for each share partition; return its results, or errors, by topic id."""
     results = []
-    for row in rows:
-        try:
-            await change(SharePartitionKey(group_id, topic_id, row.partition), row)
-            results.append(StatePartitionResult(partition=row.partition))
-        except BrokerError as error:
-            results.append(
-                StatePartitionResult(partition=row.partition, error_code=error.code, error_message=str(error.args[0]))
-            )
+    for topic in topics:
+        rows = []
+        for row in topic.partitions:
+            try:
+                result = await call(SharePartitionKey(group_id, topic.topic_id, row.partition), row)
+            except BrokerError as error:
+                result = result_class(partition=row.partition, error_code=error.code, error_message=str(error.args[0]))
+            rows.append(result)
+        results.append((topic.topic_id, rows))
     return results

@@ -18,7 +18,7 @@ from headrace.wire.api.telemetry import (
     PushTelemetryRequest,
     PushTelemetryResponse,
 )
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

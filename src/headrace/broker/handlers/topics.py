@@ -34,7 +34,7 @@ from headrace.wire.api.topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from headrace.wire.schema import ZERO_UUID
+from headrace.wire.fields import ZERO_UUID
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

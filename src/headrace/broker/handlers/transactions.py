@@ -17,10 +17,10 @@ from headrace.broker.transactions.transaction import VERSION_1, VERSION_2
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.group_offsets import (
+    OffsetCommitResponsePartition,
+    OffsetDeleteResponseTopic,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
 )
 from headrace.wire.api.transactions import (
     AddOffsetsToTxnRequest,
@@ -297,10 +297,10 @@ def _offset_commit_response(
 ) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
         topics=[
-            TxnOffsetCommitResponseTopic(
+            OffsetDeleteResponseTopic(
                 name=topic.name,
                 partitions=[
-                    TxnOffsetCommitResponsePartition(
+                    OffsetCommitResponsePartition(
                         partition_index=row.partition_index,
                         error_code=codes.get(TopicPartition(topic.name, row.partition_index), code),
                     )

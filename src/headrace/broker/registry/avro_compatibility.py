@@ -14,18 +14,8 @@ Logical types do not matter here, as in Java; `headrace.schema.avro_resolution` 
 from __future__ import annotations
 
 from headrace.broker.registry.formats import Comparison, Incompatibility
-from headrace.schema.avro_schema import (
-    ArrayType,
-    AvroSchema,
-    EnumType,
-    FixedType,
-    MapType,
-    NoDefault,
-    RecordField,
-    RecordType,
-    UnionType,
-    describe,
-)
+from headrace.schema import avro_schema as avro
+from headrace.schema.avro_schema import AvroSchema, describe
 from headrace.schema.codec import shorten
 
 _READS = {
@@ -50,29 +40,29 @@ class _Checker:
 
     def compare(self, reader: AvroSchema, writer: AvroSchema, path: str) -> None:
         self.comparison.count()
-        if isinstance(writer, UnionType):
+        if isinstance(writer, avro.UnionType):
             for index, branch in enumerate(writer.branches):
                 self._compare_branch(reader, branch, path, index)
-        elif isinstance(reader, UnionType):
+        elif isinstance(reader, avro.UnionType):
             if not any(self._can_read(branch, writer) for branch in reader.branches):
                 self._mismatch("MISSING_UNION_BRANCH", reader, writer, path, "no branch of the union reads it")
-        elif isinstance(reader, RecordType) and isinstance(writer, RecordType):
+        elif isinstance(reader, avro.RecordType) and isinstance(writer, avro.RecordType):
             self._compare_records(reader, writer, path)
-        elif isinstance(reader, EnumType) and isinstance(writer, EnumType):
+        elif isinstance(reader, avro.EnumType) and isinstance(writer, avro.EnumType):
             self._compare_enums(reader, writer, path)
-        elif isinstance(reader, FixedType) and isinstance(writer, FixedType):
+        elif isinstance(reader, avro.FixedType) and isinstance(writer, avro.FixedType):
             self._compare_names(reader, writer, path)
             if reader.size != writer.size:
                 self._mismatch("FIXED_SIZE_MISMATCH", reader, writer, f"{path}/size", "the sizes differ")
-        elif isinstance(reader, ArrayType) and isinstance(writer, ArrayType):
+        elif isinstance(reader, avro.ArrayType) and isinstance(writer, avro.ArrayType):
             self.compare(reader.items, writer.items, f"{path}/items")
-        elif isinstance(reader, MapType) and isinstance(writer, MapType):
+        elif isinstance(reader, avro.MapType) and isinstance(writer, avro.MapType):
             self.compare(reader.values, writer.values, f"{path}/values")
         elif reader.kind != writer.kind and writer.kind not in _READS.get(reader.kind, ()):
             self._mismatch("TYPE_MISMATCH", reader, writer, path, "these types do not match")
 
     def _compare_branch(self, reader: AvroSchema, branch: AvroSchema, path: str, index: int) -> None:
-        if not isinstance(reader, UnionType):
+        if not isinstance(reader, avro.UnionType):
             self.compare(reader, branch, f"{path}/{index}")
         elif not any(self._can_read(candidate, branch) for candidate in reader.branches):
             self._mismatch(
@@ -84,7 +74,7 @@ class _Checker:
         pair = (id(reader), id(writer))
         return self.comparison.attempt(pair, lambda: self.compare(reader, writer, ""))
 
-    def _compare_records(self, reader: RecordType, writer: RecordType, path: str) -> None:
+    def _compare_records(self, reader: avro.RecordType, writer: avro.RecordType, path: str) -> None:
         if not self.comparison.enter((id(reader), id(writer))):
             return
         self._compare_names(reader, writer, path)
@@ -93,14 +83,14 @@ class _Checker:
             written = _find_field(field, fields)
             if written is not None:
                 self.compare(field.type, written.type, f"{path}/fields/{index}/type")
-            elif isinstance(field.default, NoDefault):
+            elif isinstance(field.default, avro.NoDefault):
                 self.comparison.add(
                     "READER_FIELD_MISSING_DEFAULT_VALUE",
                     f"{path}/fields/{index}",
                     f"field '{field.name}' of {{reader}} has no default and is not in {{writer}}; give it a default",
                 )
 
-    def _compare_enums(self, reader: EnumType, writer: EnumType, path: str) -> None:
+    def _compare_enums(self, reader: avro.EnumType, writer: avro.EnumType, path: str) -> None:
         self._compare_names(reader, writer, path)
         missing = [symbol for symbol in writer.symbols if symbol not in set(reader.symbols)]
         if missing and reader.default is None:
@@ -113,8 +103,8 @@ class _Checker:
 
     def _compare_names(
         self,
-        reader: RecordType | EnumType | FixedType,
-        writer: RecordType | EnumType | FixedType,
+        reader: avro.RecordType | avro.EnumType | avro.FixedType,
+        writer: avro.RecordType | avro.EnumType | avro.FixedType,
         path: str,
     ) -> None:
         if _short(reader.name) != _short(writer.name) and writer.name not in reader.aliases:
@@ -127,7 +117,7 @@ class _Checker:
         self.comparison.add(kind, path, f"{{reader}} has {ours}, {{writer}} has {theirs}: {reason}")
 
 
-def _find_field(field: RecordField, fields: dict[str, RecordField]) -> RecordField | None:
+def _find_field(field: avro.RecordField, fields: dict[str, avro.RecordField]) -> avro.RecordField | None:
     names = (field.name, *field.aliases)
     return next((fields[name] for name in names if name in fields), None)
 

@@ -14,17 +14,9 @@ from headrace.broker.registry.avro_compatibility import find_incompatibilities
 from headrace.broker.registry.changes import dump
 from headrace.broker.registry.formats import Incompatibility, load_json
 from headrace.errors import SchemaError
+from headrace.schema import avro_schema as avro
 from headrace.schema.avro_defaults import encode_default
-from headrace.schema.avro_schema import (
-    PRIMITIVES,
-    ArrayType,
-    AvroSchema,
-    MapType,
-    NoDefault,
-    RecordType,
-    UnionType,
-    parse_schema,
-)
+from headrace.schema.avro_schema import AvroSchema, parse_schema
 
 RESOLVED = "resolved"
 """The format with all referenced types in the text."""
@@ -74,19 +66,19 @@ def _check_defaults(schema: AvroSchema, seen: set[int]) -> None:
     if id(schema) in seen:
         return
     seen.add(id(schema))
-    if isinstance(schema, RecordType):
+    if isinstance(schema, avro.RecordType):
         for field in schema.fields:
-            if not isinstance(field.default, NoDefault):
+            if not isinstance(field.default, avro.NoDefault):
                 try:
                     encode_default(field.type, field.default)
                 except SchemaError as error:
                     raise SchemaError(f"field {field.name} of record {schema.name}: {error}") from None
             _check_defaults(field.type, seen)
-    elif isinstance(schema, ArrayType):
+    elif isinstance(schema, avro.ArrayType):
         _check_defaults(schema.items, seen)
-    elif isinstance(schema, MapType):
+    elif isinstance(schema, avro.MapType):
         _check_defaults(schema.values, seen)
-    elif isinstance(schema, UnionType):
+    elif isinstance(schema, avro.UnionType):
         for branch in schema.branches:
             _check_defaults(branch, seen)
 
@@ -117,9 +109,9 @@ class _Writer:
         if isinstance(node, list):
             return [self.write(branch, namespace) for branch in node]
         kind = node["type"]
-        if not isinstance(kind, str) or (kind not in _KNOWN and kind not in PRIMITIVES):
+        if not isinstance(kind, str) or (kind not in _KNOWN and kind not in avro.PRIMITIVES):
             return self.write(kind, namespace)  # {"type": {"type": …}}: the inner one counts
-        if kind in PRIMITIVES:
+        if kind in avro.PRIMITIVES:
             others = self._others(node, ("type",))
             return {"type": kind, **others} if others else kind
         written: dict[str, Any] = {"type": kind}
@@ -165,7 +157,7 @@ class _Writer:
         return dict(sorted(others.items())) if self._is_sorted else others
 
     def _use(self, name: str, namespace: str) -> Any:
-        if name in PRIMITIVES:
+        if name in avro.PRIMITIVES:
             return name
         candidates = [name] if "." in name or not namespace else [f"{namespace}.{name}", name]
         full_name = next((each for each in candidates if each in self._names or each in self._definitions), name)

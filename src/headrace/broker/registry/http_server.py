@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import unquote, urlsplit
+
+from headrace.broker.ports import bind
 
 log = logging.getLogger("headrace.broker.registry")
 
@@ -93,11 +94,20 @@ class HttpServer:
         self._held_bytes = 0
         self._is_stopping = False
 
-    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    async def listen(self, host: str, port: int, purpose: str) -> str:
+        """Listen on a port, and return the URL. `purpose` is for the error if the port is in use."""
+        sock = bind(host, port, purpose)
+        try:
+            await self.start(sock)
+        except BaseException:
+            sock.close()
+            raise
+        name = f"[{host}]" if ":" in host else host or "localhost"
+        return f"http://{name}:{sock.getsockname()[1]}"
+
+    async def start(self, sock: socket.socket) -> None:
         """Serve the connections of a bound socket."""
-        self._server = await asyncio.start_server(
-            self._serve, sock=sock, limit=HEAD_BYTES_MAX, backlog=_BACKLOG, ssl=tls
-        )
+        self._server = await asyncio.start_server(self._serve, sock=sock, limit=HEAD_BYTES_MAX, backlog=_BACKLOG)
 
     async def stop(self) -> None:
         """Stop accepting, let running requests finish for a short time, and close."""

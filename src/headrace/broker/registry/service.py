@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from headrace.broker.ports import bind
 from headrace.broker.registry.access import AccessCheck, is_loopback
 from headrace.broker.registry.http_server import HttpServer
 from headrace.broker.registry.registry import SchemaRegistry
@@ -51,14 +50,7 @@ class RegistryService:
         schema_log.start()
         self._registry = SchemaRegistry(schema_log)
         self._server = HttpServer(RestApi(self._registry, access, broker.catalog.identity.cluster_id), error_response)
-        sock = bind(host, port, "of the schema registry")
-        try:
-            await self._server.start(sock)
-        except BaseException:
-            sock.close()
-            raise
-        name = f"[{host}]" if ":" in host else host or "localhost"
-        self.url = f"http://{name}:{sock.getsockname()[1]}"
+        self.url = await self._server.listen(host, port, "of the schema registry")
         log.info("schema registry listening on %s", self.url)
 
     async def stop(self) -> None:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from headrace.broker.share.state import SharePartitionKey, ShareState, merge
 from headrace.errors import MalformedError
 from headrace.wire.api.share_state import StateBatch
+from headrace.wire.fields import array, int32, int64, string, uuid
 from headrace.wire.layout import Record
-from headrace.wire.schema import Message, array, int32, int64, string, uuid
+from headrace.wire.schema import Message
 
 SNAPSHOT = 0
 UPDATE = 1

@@ -26,8 +26,6 @@ from headrace.wire.api.share_state import (
     ReadShareGroupStateRequest,
     ReadShareGroupStateSummaryRequest,
     ReadStateData,
-    ReadStateSummaryData,
-    SummaryPartition,
     WritePartition,
     WriteShareGroupStateRequest,
     WriteStateData,
@@ -139,9 +137,9 @@ class ShareStateStore:
             return self._coordinator.summary(key)
 
         async def request(peers: Peers, node: int) -> ShareState:
-            row = SummaryPartition(partition=key.partition, leader_epoch=-1)
+            row = ReadPartition(partition=key.partition, leader_epoch=-1)
             message = ReadShareGroupStateSummaryRequest(
-                group_id=key.group_id, topics=[ReadStateSummaryData(topic_id=key.topic_id, partitions=[row])]
+                group_id=key.group_id, topics=[ReadStateData(topic_id=key.topic_id, partitions=[row])]
             )
             response = await peers.to(node, _purpose(key)).request(message, STATE_VERSION, RESPONSE_MS)
             result = response.results[0].partitions[0]

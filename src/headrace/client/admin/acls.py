@@ -11,9 +11,9 @@ from headrace.wire.acls import Operation, Pattern, Permission, Resource
 from headrace.wire.api.access import (
     AclCreation,
     AclDescription,
+    AclSelection,
     CreateAclsRequest,
     CreateAclsResponse,
-    DeleteAclsFilter,
     DeleteAclsMatchingAcl,
     DeleteAclsRequest,
     DeleteAclsResponse,
@@ -102,7 +102,7 @@ class AclAdmin(Admin):
 
     def delete_acls(self, acl_filters: Iterable[AclBindingFilter]) -> list[AclBinding]:
         """Delete the ACLs that match any of the filters, and return them, sorted."""
-        filters = [DeleteAclsFilter(**_filter_fields(acl_filter)) for acl_filter in acl_filters]
+        filters = [AclSelection(**_filter_fields(acl_filter)) for acl_filter in acl_filters]
         response = self.change(DeleteAclsRequest(filters=filters), _delete_failures, versions=(1, 3))
         return sorted({_binding(acl, acl) for result in response.filter_results for acl in result.matching_acls})
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from headrace.client.admin.base import Admin, Failure, raise_failures
 from headrace.client.blocking import Role, Target
 from headrace.wire.api.configs import (
+    ConfigsResourceResult,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -17,7 +18,6 @@ from headrace.wire.api.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalConfig,
     IncrementalConfigsResource,
-    IncrementalConfigsResourceResponse,
 )
 
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
@@ -134,7 +134,7 @@ def _by_target(
     return targets
 
 
-_Result = DescribeConfigsResult | IncrementalConfigsResourceResponse
+_Result = DescribeConfigsResult | ConfigsResourceResult
 
 
 def _resource(result: _Result) -> ConfigResource:

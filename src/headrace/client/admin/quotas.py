@@ -14,8 +14,6 @@ from headrace.wire.api.access import (
     ComponentData,
     DescribeClientQuotasRequest,
     EntityData,
-    EntityDataRequest,
-    EntityDataResponse,
     EntryDataRequest,
     OpData,
 )
@@ -82,13 +80,13 @@ class QuotaAdmin(Admin):
         for entity, values in changes.items():
             if not entity.parts():
                 raise ConfigError("invalid quota entity: expected a user, a client id, both, or an IP address")
-            parts = [EntityDataRequest(entity_type=kind, entity_name=name) for kind, name in entity.parts().items()]
+            parts = [EntityData(entity_type=kind, entity_name=name) for kind, name in entity.parts().items()]
             ops = [OpData(key=key, value=value or 0.0, remove=value is None) for key, value in values.items()]
             entries.append(EntryDataRequest(entity=parts, ops=ops))
         self.change(AlterClientQuotasRequest(entries=entries, validate_only=validate_only), _failures)
 
 
-def _entity(parts: Iterable[EntityData | EntityDataResponse]) -> QuotaEntity:
+def _entity(parts: Iterable[EntityData | EntityData]) -> QuotaEntity:
     names: dict[str, Name] = {
         part.entity_type: DEFAULT if part.entity_name is None else part.entity_name for part in parts
     }

@@ -9,7 +9,7 @@ from headrace.client.admin import AdminClient, ConfigResource, ResourceKind, Top
 from headrace.client.metadata import NO_LEADER
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset, list_offsets
 from headrace.errors import ConnectionFailedError, HeadraceError, NotFoundError, TimedOutError
-from headrace.wire.api.cluster_admin import DescribableLogDirTopic, DescribeLogDirsRequest
+from headrace.wire.api.cluster_admin import DescribeLogDirsRequest, TopicPartitions
 
 OFFLINE_MS_MAX = 5_000
 """A partition whose leader returns no offsets for this long is shown as offline."""
@@ -106,7 +106,7 @@ def partition_sizes(admin: AdminClient, leaders: dict[TopicPartition, int]) -> d
     for tp in leaders:
         numbers_by_topic.setdefault(tp.topic, []).append(tp.partition)
     request = DescribeLogDirsRequest(
-        topics=[DescribableLogDirTopic(topic=topic, partitions=numbers) for topic, numbers in numbers_by_topic.items()]
+        topics=[TopicPartitions(topic=topic, partitions=numbers) for topic, numbers in numbers_by_topic.items()]
     )
     sizes: dict[TopicPartition, int] = {}
     nodes = {leader for leader in leaders.values() if leader != NO_LEADER}

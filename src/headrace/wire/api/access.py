@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    bytes_,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-)
+from headrace.wire.fields import array, boolean, bytes_, float64, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 29: list ACLs.
 
 
-class DescribeAclsRequest(RequestMessage["DescribeAclsResponse"], api_key=29, versions="0-3", flexible="2+"):
+class AclSelection(Struct):
     resource_type_filter: int = int8()
     resource_name_filter: str | None = string(nullable="0+")
     pattern_type_filter: int = int8("1+", default=3)
@@ -30,6 +18,12 @@ class DescribeAclsRequest(RequestMessage["DescribeAclsResponse"], api_key=29, ve
     host_filter: str | None = string(nullable="0+")
     operation: int = int8()
     permission_type: int = int8()
+
+
+class DescribeAclsRequest(
+    AclSelection, RequestMessage["DescribeAclsResponse"], api_key=29, versions="0-3", flexible="2+"
+):
+    """One filter."""
 
 
 class AclDescription(Struct):
@@ -83,18 +77,8 @@ class CreateAclsResponse(Message, api_key=30, versions="0-3", flexible="2+"):
 # Key 31: delete ACLs.
 
 
-class DeleteAclsFilter(Struct):
-    resource_type_filter: int = int8()
-    resource_name_filter: str | None = string(nullable="0+")
-    pattern_type_filter: int = int8("1+", default=3)
-    principal_filter: str | None = string(nullable="0+")
-    host_filter: str | None = string(nullable="0+")
-    operation: int = int8()
-    permission_type: int = int8()
-
-
 class DeleteAclsRequest(RequestMessage["DeleteAclsResponse"], api_key=31, versions="0-3", flexible="2+"):
-    filters: Sequence[DeleteAclsFilter] = array(DeleteAclsFilter)
+    filters: Sequence[AclSelection] = array(AclSelection)
 
 
 class DeleteAclsMatchingAcl(Struct):
@@ -227,11 +211,6 @@ class DescribeClientQuotasResponse(Message, api_key=48, versions="0-1", flexible
 # Key 49: change quotas.
 
 
-class EntityDataRequest(Struct):
-    entity_type: str = string()
-    entity_name: str | None = string(nullable="0+")
-
-
 class OpData(Struct):
     key: str = string()
     value: float = float64()
@@ -239,7 +218,7 @@ class OpData(Struct):
 
 
 class EntryDataRequest(Struct):
-    entity: Sequence[EntityDataRequest] = array(EntityDataRequest)
+    entity: Sequence[EntityData] = array(EntityData)
     ops: Sequence[OpData] = array(OpData)
 
 
@@ -248,15 +227,10 @@ class AlterClientQuotasRequest(RequestMessage["AlterClientQuotasResponse"], api_
     validate_only: bool = boolean()
 
 
-class EntityDataResponse(Struct):
-    entity_type: str = string()
-    entity_name: str | None = string(nullable="0+")
-
-
 class EntryDataResponse(Struct):
     error_code: int = int16()
     error_message: str | None = string(nullable="0+")
-    entity: Sequence[EntityDataResponse] = array(EntityDataResponse)
+    entity: Sequence[EntityData] = array(EntityData)
 
 
 class AlterClientQuotasResponse(Message, api_key=49, versions="0-1", flexible="1+"):
@@ -267,7 +241,7 @@ class AlterClientQuotasResponse(Message, api_key=49, versions="0-1", flexible="1
 # Keys 38 to 41: create, renew, expire and describe delegation tokens. v3 tokens for other owners.
 
 
-class CreatableRenewers(Struct):
+class TokenPrincipal(Struct):
     principal_type: str = string()
     principal_name: str = string()
 
@@ -277,7 +251,7 @@ class CreateDelegationTokenRequest(
 ):
     owner_principal_type: str | None = string("3+", nullable="3+")
     owner_principal_name: str | None = string("3+", nullable="3+")
-    renewers: Sequence[CreatableRenewers] = array(CreatableRenewers)
+    renewers: Sequence[TokenPrincipal] = array(TokenPrincipal)
     max_lifetime_ms: int = int64()
 
 
@@ -321,20 +295,10 @@ class ExpireDelegationTokenResponse(Message, api_key=40, versions="1-2", flexibl
     throttle_time_ms: int = int32()
 
 
-class DescribeDelegationTokenOwner(Struct):
-    principal_type: str = string()
-    principal_name: str = string()
-
-
 class DescribeDelegationTokenRequest(
     RequestMessage["DescribeDelegationTokenResponse"], api_key=41, versions="1-3", flexible="2+"
 ):
-    owners: Sequence[DescribeDelegationTokenOwner] | None = array(DescribeDelegationTokenOwner, nullable="0+")
-
-
-class DescribedDelegationTokenRenewer(Struct):
-    principal_type: str = string()
-    principal_name: str = string()
+    owners: Sequence[TokenPrincipal] | None = array(TokenPrincipal, nullable="0+")
 
 
 class DescribedDelegationToken(Struct):
@@ -347,7 +311,7 @@ class DescribedDelegationToken(Struct):
     max_timestamp: int = int64()
     token_id: str = string()
     hmac: bytes = bytes_()
-    renewers: Sequence[DescribedDelegationTokenRenewer] = array(DescribedDelegationTokenRenewer)
+    renewers: Sequence[TokenPrincipal] = array(TokenPrincipal)
 
 
 class DescribeDelegationTokenResponse(Message, api_key=41, versions="1-3", flexible="2+"):

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-    uint16,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, int8, int16, int32, int64, string, uint16, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 43: elect preferred (or unclean) leaders.
 
@@ -129,13 +117,8 @@ class ListPartitionReassignmentsResponse(Message, api_key=46, versions="0-0", fl
 # Key 35: log directories and the sizes of partitions.
 
 
-class DescribableLogDirTopic(Struct):
-    topic: str = string()
-    partitions: Sequence[int] = array(int32)
-
-
 class DescribeLogDirsRequest(RequestMessage["DescribeLogDirsResponse"], api_key=35, versions="0-5", flexible="2+"):
-    topics: Sequence[DescribableLogDirTopic] | None = array(DescribableLogDirTopic, nullable="0+")
+    topics: Sequence[TopicPartitions] | None = array(TopicPartitions, nullable="0+")
 
 
 class DescribeLogDirsPartition(Struct):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, string
+from headrace.wire.fields import array, boolean, int8, int16, int32, string
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 32: options of topics and brokers, with their defaults and sources.
 
@@ -39,11 +40,14 @@ class DescribeConfigsResourceResult(Struct):
     documentation: str | None = string("3+", nullable="3+", ignorable=True)
 
 
-class DescribeConfigsResult(Struct):
+class ConfigsResourceResult(Struct):
     error_code: int = int16()
     error_message: str | None = string(nullable="0+")
     resource_type: int = int8()
     resource_name: str = string()
+
+
+class DescribeConfigsResult(ConfigsResourceResult):
     configs: Sequence[DescribeConfigsResourceResult] = array(DescribeConfigsResourceResult)
 
 
@@ -71,16 +75,9 @@ class AlterConfigsRequest(RequestMessage["AlterConfigsResponse"], api_key=33, ve
     validate_only: bool = boolean()
 
 
-class AlterConfigsResourceResponse(Struct):
-    error_code: int = int16()
-    error_message: str | None = string(nullable="0+")
-    resource_type: int = int8()
-    resource_name: str = string()
-
-
 class AlterConfigsResponse(Message, api_key=33, versions="0-2", flexible="2+"):
     throttle_time_ms: int = int32()
-    responses: Sequence[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)
+    responses: Sequence[ConfigsResourceResult] = array(ConfigsResourceResult)
 
 
 # Key 44: set, delete, append to or subtract from options.
@@ -105,16 +102,9 @@ class IncrementalAlterConfigsRequest(
     validate_only: bool = boolean()
 
 
-class IncrementalConfigsResourceResponse(Struct):
-    error_code: int = int16()
-    error_message: str | None = string(nullable="0+")
-    resource_type: int = int8()
-    resource_name: str = string()
-
-
 class IncrementalAlterConfigsResponse(Message, api_key=44, versions="0-1", flexible="1+"):
     throttle_time_ms: int = int32()
-    responses: Sequence[IncrementalConfigsResourceResponse] = array(IncrementalConfigsResourceResponse)
+    responses: Sequence[ConfigsResourceResult] = array(ConfigsResourceResult)
 
 
 # Key 74: names of resources that have options.

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    Records,
-    RequestMessage,
-    Struct,
-    array,
-    int8,
-    int16,
-    int32,
-    int64,
-    records_,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.api.leaders import LeaderIdAndEpoch, NodeEndpoint
+from headrace.wire.fields import Records, array, int8, int16, int32, int64, records_, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 
 class ReplicaState(Struct):
@@ -69,11 +57,6 @@ class EpochEndOffset(Struct):
     end_offset: int = int64("12+", default=-1)
 
 
-class LeaderIdAndEpoch(Struct):
-    leader_id: int = int32("12+", default=-1)
-    leader_epoch: int = int32("12+", default=-1)
-
-
 class SnapshotId(Struct):
     end_offset: int = int64(default=-1)
     epoch: int = int32(default=-1)
@@ -104,13 +87,6 @@ class FetchableTopicResponse(Struct):
     topic: str = string("0-12", ignorable=True)
     topic_id: bytes = uuid("13+", ignorable=True)
     partitions: Sequence[PartitionData] = array(PartitionData)
-
-
-class NodeEndpoint(Struct):
-    node_id: int = int32("16+")
-    host: str = string("16+")
-    port: int = int32("16+")
-    rack: str | None = string("16+", nullable="16+", default=None)
 
 
 class FetchResponse(Message, api_key=1, versions="0-18", flexible="12+"):

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    bytes_,
-    int8,
-    int16,
-    int32,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, bytes_, int8, int16, int32, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 16: list the groups of a broker.
 
@@ -124,7 +112,7 @@ class Member(Struct):
     member_type: int = int8("1+", default=-1, ignorable=True)
 
 
-class DescribedConsumerGroup(Struct):
+class DescribedEpochs(Struct):
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
     group_id: str = string()
@@ -132,6 +120,9 @@ class DescribedConsumerGroup(Struct):
     group_epoch: int = int32()
     assignment_epoch: int = int32()
     assignor_name: str = string()
+
+
+class DescribedConsumerGroup(DescribedEpochs):
     members: Sequence[Member] = array(Member)
     authorized_operations: int = int32(default=-0x80000000)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int16, int32, int64, string, uuid
+from headrace.wire.fields import array, boolean, int16, int32, int64, string, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 8: commit the offsets of a group.
 
@@ -77,11 +78,11 @@ class OffsetFetchRequest(RequestMessage["OffsetFetchResponse"], api_key=9, versi
 
 
 class OffsetFetchResponsePartition(Struct):
-    partition_index: int = int32("0-7")
-    committed_offset: int = int64("0-7")
-    committed_leader_epoch: int = int32("5-7", default=-1, ignorable=True)
-    metadata: str | None = string("0-7", nullable="0-7")
-    error_code: int = int16("0-7")
+    partition_index: int = int32()
+    committed_offset: int = int64()
+    committed_leader_epoch: int = int32("5+", default=-1, ignorable=True)
+    metadata: str | None = string(nullable="0+")
+    error_code: int = int16()
 
 
 class OffsetFetchResponseTopic(Struct):
@@ -89,18 +90,10 @@ class OffsetFetchResponseTopic(Struct):
     partitions: Sequence[OffsetFetchResponsePartition] = array(OffsetFetchResponsePartition, "0-7")
 
 
-class OffsetFetchResponsePartitions(Struct):
-    partition_index: int = int32("8+")
-    committed_offset: int = int64("8+")
-    committed_leader_epoch: int = int32("8+", default=-1, ignorable=True)
-    metadata: str | None = string("8+", nullable="8+")
-    error_code: int = int16("8+")
-
-
 class OffsetFetchResponseTopics(Struct):
     name: str = string("8-9", ignorable=True)
     topic_id: bytes = uuid("10+", ignorable=True)
-    partitions: Sequence[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions, "8+")
+    partitions: Sequence[OffsetFetchResponsePartition] = array(OffsetFetchResponsePartition, "8+")
 
 
 class OffsetFetchResponseGroup(Struct):
@@ -133,14 +126,9 @@ class OffsetDeleteRequest(RequestMessage["OffsetDeleteResponse"], api_key=47, ve
     topics: Sequence[OffsetDeleteRequestTopic] = array(OffsetDeleteRequestTopic)
 
 
-class OffsetDeleteResponsePartition(Struct):
-    partition_index: int = int32()
-    error_code: int = int16()
-
-
 class OffsetDeleteResponseTopic(Struct):
     name: str = string()
-    partitions: Sequence[OffsetDeleteResponsePartition] = array(OffsetDeleteResponsePartition)
+    partitions: Sequence[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
 
 
 class OffsetDeleteResponse(Message, api_key=47, versions="0-0"):
@@ -175,16 +163,6 @@ class TxnOffsetCommitRequest(RequestMessage["TxnOffsetCommitResponse"], api_key=
     topics: Sequence[TxnOffsetCommitRequestTopic] = array(TxnOffsetCommitRequestTopic)
 
 
-class TxnOffsetCommitResponsePartition(Struct):
-    partition_index: int = int32()
-    error_code: int = int16()
-
-
-class TxnOffsetCommitResponseTopic(Struct):
-    name: str = string()
-    partitions: Sequence[TxnOffsetCommitResponsePartition] = array(TxnOffsetCommitResponsePartition)
-
-
 class TxnOffsetCommitResponse(Message, api_key=28, versions="0-5", flexible="3+"):
     throttle_time_ms: int = int32()
-    topics: Sequence[TxnOffsetCommitResponseTopic] = array(TxnOffsetCommitResponseTopic)
+    topics: Sequence[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    bytes_,
-    int16,
-    int32,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, bytes_, int16, int32, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 11: join a group. v5 static members.
 
@@ -152,7 +141,7 @@ class HeartbeatAssignment(Struct):
     topic_partitions: Sequence[HeartbeatTopicPartitions] = array(HeartbeatTopicPartitions)
 
 
-class ConsumerGroupHeartbeatResponse(Message, api_key=68, versions="0-1", flexible="0+"):
+class HeartbeatResult(Struct):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
@@ -160,3 +149,7 @@ class ConsumerGroupHeartbeatResponse(Message, api_key=68, versions="0-1", flexib
     member_epoch: int = int32()
     heartbeat_interval_ms: int = int32()
     assignment: HeartbeatAssignment | None = struct(HeartbeatAssignment, nullable="0+", default=None)
+
+
+class ConsumerGroupHeartbeatResponse(Message, HeartbeatResult, api_key=68, versions="0-1", flexible="0+"):
+    """The fields that share groups have, too."""

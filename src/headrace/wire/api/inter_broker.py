@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    bytes_,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-    uint16,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, bytes_, int8, int16, int32, int64, string, uint16, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 56: a leader changes the in-sync replicas of its partitions.
 

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, int8, int16, int32, int64, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 18: supported API versions and features of the broker. The response header is always v0.
 
@@ -169,7 +157,7 @@ class TopicRequest(Struct):
     name: str = string()
 
 
-class CursorRequest(Struct):
+class TopicCursor(Struct):
     topic_name: str = string()
     partition_index: int = int32()
 
@@ -179,7 +167,7 @@ class DescribeTopicPartitionsRequest(
 ):
     topics: Sequence[TopicRequest] = array(TopicRequest)
     response_partition_limit: int = int32(default=2000)
-    cursor: CursorRequest | None = struct(CursorRequest, nullable="0+", default=None)
+    cursor: TopicCursor | None = struct(TopicCursor, nullable="0+", default=None)
 
 
 class DescribeTopicPartitionsResponsePartition(Struct):
@@ -203,12 +191,7 @@ class DescribeTopicPartitionsResponseTopic(Struct):
     topic_authorized_operations: int = int32(default=-0x80000000)
 
 
-class CursorResponse(Struct):
-    topic_name: str = string()
-    partition_index: int = int32()
-
-
 class DescribeTopicPartitionsResponse(Message, api_key=75, versions="0-0", flexible="0+"):
     throttle_time_ms: int = int32()
     topics: Sequence[DescribeTopicPartitionsResponseTopic] = array(DescribeTopicPartitionsResponseTopic)
-    next_cursor: CursorResponse | None = struct(CursorResponse, nullable="0+", default=None)
+    next_cursor: TopicCursor | None = struct(TopicCursor, nullable="0+", default=None)

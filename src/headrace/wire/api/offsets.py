@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, int8, int16, int32, int64, string
+from headrace.wire.fields import array, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 2: offsets by timestamp; -1 latest, -2 earliest, -3 max timestamp.
 

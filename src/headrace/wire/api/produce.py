@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    Records,
-    RequestMessage,
-    Struct,
-    array,
-    int16,
-    int32,
-    int64,
-    records_,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.api.leaders import LeaderIdAndEpoch, NodeEndpoint
+from headrace.wire.fields import Records, array, int16, int32, int64, records_, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 
 class PartitionProduceData(Struct):
@@ -43,11 +32,6 @@ class BatchIndexAndErrorMessage(Struct):
     batch_index_error_message: str | None = string("8+", nullable="8+", default=None)
 
 
-class LeaderIdAndEpoch(Struct):
-    leader_id: int = int32("10+", default=-1)
-    leader_epoch: int = int32("10+", default=-1)
-
-
 class PartitionProduceResponse(Struct):
     partition_index: int = int32()
     error_code: int = int16()
@@ -63,13 +47,6 @@ class TopicProduceResponse(Struct):
     name: str = string("0-12", ignorable=True)
     topic_id: bytes = uuid("13+", ignorable=True)
     partition_responses: Sequence[PartitionProduceResponse] = array(PartitionProduceResponse)
-
-
-class NodeEndpoint(Struct):
-    node_id: int = int32("10+")
-    host: str = string("10+")
-    port: int = int32("10+")
-    rack: str | None = string("10+", nullable="10+", default=None)
 
 
 class ProduceResponse(Message, api_key=0, versions="0-13", flexible="9+"):

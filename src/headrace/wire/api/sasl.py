@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, array, bytes_, int16, int64, string
+from headrace.wire.fields import array, bytes_, int16, int64, string
+from headrace.wire.schema import Message, RequestMessage
 
 # Key 17: select a SASL mechanism.
 

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    Records,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    int8,
-    int16,
-    int32,
-    int64,
-    records_,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.api.leaders import NodeEndpoint
+from headrace.wire.fields import Records, array, boolean, int8, int16, int32, int64, records_, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 78: acquire and fetch records, and acknowledge earlier ones. v2 acquire modes and renewal of locks.
 
@@ -87,33 +74,16 @@ class ShareFetchableTopicResponse(Struct):
     partitions: Sequence[ShareFetchPartitionData] = array(ShareFetchPartitionData)
 
 
-class ShareNodeEndpoint(Struct):
-    node_id: int = int32()
-    host: str = string()
-    port: int = int32()
-    rack: str | None = string(nullable="0+", default=None)
-
-
 class ShareFetchResponse(Message, api_key=78, versions="1-2", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
     acquisition_lock_timeout_ms: int = int32("1+")
     responses: Sequence[ShareFetchableTopicResponse] = array(ShareFetchableTopicResponse)
-    node_endpoints: Sequence[ShareNodeEndpoint] = array(ShareNodeEndpoint)
+    node_endpoints: Sequence[NodeEndpoint] = array(NodeEndpoint)
 
 
 # Key 79: acknowledge acquired records. v2 renewal of locks.
-
-
-class AcknowledgePartition(Struct):
-    partition_index: int = int32()
-    acknowledgement_batches: Sequence[AcknowledgementBatch] = array(AcknowledgementBatch)
-
-
-class AcknowledgeTopic(Struct):
-    topic_id: bytes = uuid()
-    partitions: Sequence[AcknowledgePartition] = array(AcknowledgePartition)
 
 
 class ShareAcknowledgeRequest(RequestMessage["ShareAcknowledgeResponse"], api_key=79, versions="1-2", flexible="0+"):
@@ -121,7 +91,7 @@ class ShareAcknowledgeRequest(RequestMessage["ShareAcknowledgeResponse"], api_ke
     member_id: str | None = string(nullable="0+")
     share_session_epoch: int = int32()
     is_renew_ack: bool = boolean("2+")
-    topics: Sequence[AcknowledgeTopic] = array(AcknowledgeTopic)
+    topics: Sequence[ShareFetchTopic] = array(ShareFetchTopic)
 
 
 class ShareAcknowledgePartitionData(Struct):
@@ -142,4 +112,4 @@ class ShareAcknowledgeResponse(Message, api_key=79, versions="1-2", flexible="0+
     error_message: str | None = string(nullable="0+", default=None)
     acquisition_lock_timeout_ms: int = int32("2+", ignorable=True)
     responses: Sequence[ShareAcknowledgeTopicResponse] = array(ShareAcknowledgeTopicResponse)
-    node_endpoints: Sequence[ShareNodeEndpoint] = array(ShareNodeEndpoint)
+    node_endpoints: Sequence[NodeEndpoint] = array(NodeEndpoint)

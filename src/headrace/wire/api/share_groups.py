@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    int16,
-    int32,
-    int64,
-    string,
-    struct,
-    uuid,
-)
+from headrace.wire.api.group_admin import Assignment, DescribedEpochs
+from headrace.wire.api.groups import HeartbeatResult
+from headrace.wire.fields import array, boolean, int16, int32, int64, string, struct, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 76: join, heartbeat and leave of a member (KIP-932).
 
@@ -31,23 +22,8 @@ class ShareGroupHeartbeatRequest(
     subscribed_topic_names: Sequence[str] | None = array(string, nullable="0+", default=None)
 
 
-class ShareTopicPartitions(Struct):
-    topic_id: bytes = uuid()
-    partitions: Sequence[int] = array(int32)
-
-
-class ShareAssignment(Struct):
-    topic_partitions: Sequence[ShareTopicPartitions] = array(ShareTopicPartitions)
-
-
-class ShareGroupHeartbeatResponse(Message, api_key=76, versions="1-1", flexible="0+"):
-    throttle_time_ms: int = int32()
-    error_code: int = int16()
-    error_message: str | None = string(nullable="0+", default=None)
-    member_id: str | None = string(nullable="0+", default=None)
-    member_epoch: int = int32()
-    heartbeat_interval_ms: int = int32()
-    assignment: ShareAssignment | None = struct(ShareAssignment, nullable="0+", default=None)
+class ShareGroupHeartbeatResponse(Message, HeartbeatResult, api_key=76, versions="1-1", flexible="0+"):
+    """The same fields as for consumer groups."""
 
 
 # Key 77: describe share groups.
@@ -60,16 +36,6 @@ class ShareGroupDescribeRequest(
     include_authorized_operations: bool = boolean()
 
 
-class DescribedTopicPartitions(Struct):
-    topic_id: bytes = uuid()
-    topic_name: str = string()
-    partitions: Sequence[int] = array(int32)
-
-
-class DescribedAssignment(Struct):
-    topic_partitions: Sequence[DescribedTopicPartitions] = array(DescribedTopicPartitions)
-
-
 class ShareMember(Struct):
     member_id: str = string()
     rack_id: str | None = string(nullable="0+", default=None)
@@ -77,17 +43,10 @@ class ShareMember(Struct):
     client_id: str = string()
     client_host: str = string()
     subscribed_topic_names: Sequence[str] = array(string)
-    assignment: DescribedAssignment = struct(DescribedAssignment)
+    assignment: Assignment = struct(Assignment)
 
 
-class DescribedShareGroup(Struct):
-    error_code: int = int16()
-    error_message: str | None = string(nullable="0+", default=None)
-    group_id: str = string()
-    group_state: str = string()
-    group_epoch: int = int32()
-    assignment_epoch: int = int32()
-    assignor_name: str = string()
+class DescribedShareGroup(DescribedEpochs):
     members: Sequence[ShareMember] = array(ShareMember)
     authorized_operations: int = int32(default=-2147483648)
 

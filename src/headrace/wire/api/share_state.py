@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-    uuid,
-)
+from headrace.wire.fields import array, int8, int16, int32, int64, string, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 83: set the start offset of share partitions; between brokers.
 
@@ -44,13 +34,13 @@ class StatePartitionResult(Struct):
     error_message: str | None = string(nullable="0+", default=None)
 
 
-class InitializeStateResult(Struct):
+class StateResult(Struct):
     topic_id: bytes = uuid()
     partitions: Sequence[StatePartitionResult] = array(StatePartitionResult)
 
 
 class InitializeShareGroupStateResponse(Message, api_key=83, versions="0-0", flexible="0+"):
-    results: Sequence[InitializeStateResult] = array(InitializeStateResult)
+    results: Sequence[StateResult] = array(StateResult)
 
 
 # Key 84: read the state of share partitions; between brokers.
@@ -80,10 +70,7 @@ class StateBatch(Struct):
     delivery_count: int = int16()
 
 
-class ReadPartitionResult(Struct):
-    partition: int = int32()
-    error_code: int = int16()
-    error_message: str | None = string(nullable="0+", default=None)
+class ReadPartitionResult(StatePartitionResult):
     state_epoch: int = int32()
     start_offset: int = int64()
     state_batches: Sequence[StateBatch] = array(StateBatch)
@@ -122,13 +109,8 @@ class WriteShareGroupStateRequest(
     topics: Sequence[WriteStateData] = array(WriteStateData)
 
 
-class WriteStateResult(Struct):
-    topic_id: bytes = uuid()
-    partitions: Sequence[StatePartitionResult] = array(StatePartitionResult)
-
-
 class WriteShareGroupStateResponse(Message, api_key=85, versions="0-1", flexible="0+"):
-    results: Sequence[WriteStateResult] = array(WriteStateResult)
+    results: Sequence[StateResult] = array(StateResult)
 
 
 # Key 86: delete the state of share partitions; between brokers.
@@ -150,39 +132,21 @@ class DeleteShareGroupStateRequest(
     topics: Sequence[DeleteStateData] = array(DeleteStateData)
 
 
-class DeleteStateResult(Struct):
-    topic_id: bytes = uuid()
-    partitions: Sequence[StatePartitionResult] = array(StatePartitionResult)
-
-
 class DeleteShareGroupStateResponse(Message, api_key=86, versions="0-0", flexible="0+"):
-    results: Sequence[DeleteStateResult] = array(DeleteStateResult)
+    results: Sequence[StateResult] = array(StateResult)
 
 
 # Key 87: read the start offsets of share partitions; between brokers. v1 count of completed deliveries.
-
-
-class SummaryPartition(Struct):
-    partition: int = int32()
-    leader_epoch: int = int32()
-
-
-class ReadStateSummaryData(Struct):
-    topic_id: bytes = uuid()
-    partitions: Sequence[SummaryPartition] = array(SummaryPartition)
 
 
 class ReadShareGroupStateSummaryRequest(
     RequestMessage["ReadShareGroupStateSummaryResponse"], api_key=87, versions="0-1", flexible="0+"
 ):
     group_id: str = string()
-    topics: Sequence[ReadStateSummaryData] = array(ReadStateSummaryData)
+    topics: Sequence[ReadStateData] = array(ReadStateData)
 
 
-class SummaryPartitionResult(Struct):
-    partition: int = int32()
-    error_code: int = int16()
-    error_message: str | None = string(nullable="0+", default=None)
+class SummaryPartitionResult(StatePartitionResult):
     state_epoch: int = int32()
     leader_epoch: int = int32()
     start_offset: int = int64()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, array, boolean, bytes_, int8, int16, int32, string, uuid
+from headrace.wire.fields import array, boolean, bytes_, int8, int16, int32, string, uuid
+from headrace.wire.schema import Message, RequestMessage
 
 # Key 71: which metrics a client is to push, and how often.
 

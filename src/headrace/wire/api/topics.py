@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import (
-    Message,
-    RequestMessage,
-    Struct,
-    array,
-    boolean,
-    int8,
-    int16,
-    int32,
-    int64,
-    string,
-    uuid,
-)
+from headrace.wire.fields import array, boolean, int8, int16, int32, int64, string, uuid
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 19: create topics.
 

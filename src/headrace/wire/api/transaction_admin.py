@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, int16, int32, int64, string
+from headrace.wire.fields import array, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 61: active producers of partitions, with their open transactions.
 

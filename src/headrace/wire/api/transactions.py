@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.schema import Message, RequestMessage, Struct, array, boolean, int8, int16, int32, int64, string
+from headrace.wire.fields import array, boolean, int8, int16, int32, int64, string
+from headrace.wire.schema import Message, RequestMessage, Struct
 
 # Key 22: get a producer id and epoch; with a transactional id, fence older producers.
 
