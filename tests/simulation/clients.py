@@ -10,14 +10,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
-from tests.support.history import Ended, Event, Outcome, Read, SendResult, Sent
-
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.client.fetcher import Fetcher
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import TopicPartition
+from headrace.verify import Action, Operation, Phase, ReadOp, SendOp, TransactionOp
 from tests.simulation.world import Process, Thread, World
-from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError, OnResult
+from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError
 
 RECORDS_MAX = 6  # of a transaction
 ABORT_CHANCE, ZOMBIE_CHANCE = 0.2, 0.05
@@ -27,16 +26,16 @@ RESTART_SECONDS = (0.1, 10.0)
 
 
 class History:
-    """The events of all clients, in order."""
+    """The operations of all clients, in order."""
 
     def __init__(self, world: World) -> None:
-        self.events: list[Event] = []
+        self.operations: list[Operation] = []
         self._world = world
 
-    def add(self, *events: Event) -> None:
-        for event in events:
-            self._world.record(event)
-        self.events += events
+    def add(self, *operations: Operation) -> None:
+        for operation in operations:
+            self._world.record(operation)
+        self.operations += operations
 
 
 class Scope:
@@ -119,14 +118,16 @@ class PlainWriter(SimulatedClient):
             return
         self._count += 1
         self._pending += 1
-        send(self.scope, client, Sent(writer, f"{self.name}:{self._count}", self._partition()), self._on_result)
+        value, partition = f"{self.name}:{self._count}", self._partition()
+        operation = SendOp(Phase.INVOKE, writer, value, self.scope.topic, partition)
+        send(self.scope, client, operation, self._on_result)
 
     def _partition(self) -> int:
         return self.rng.randrange(self.scope.partitions)
 
-    def _on_result(self, outcome: Outcome) -> None:
+    def _on_result(self, phase: Phase) -> None:
         self._pending -= 1
-        self.successes += outcome is Outcome.DONE
+        self.successes += phase is Phase.OK
 
 
 class TransactionalWriter(SimulatedClient):
@@ -136,6 +137,7 @@ class TransactionalWriter(SimulatedClient):
         super().__init__(scope, name, number)
         self._rate_per_s = rate_per_s
         self._count = 0
+        self._instance = 0  # of the client
 
     def run(self) -> None:
         client: HeadraceClient | None = None
@@ -146,9 +148,7 @@ class TransactionalWriter(SimulatedClient):
                 continue
             self._count += 1
             name = f"{self.name}/{self._count}"
-            outcome, client = self._transaction(client, name)
-            self.scope.history.add(Ended(name, outcome))
-            self.successes += outcome is Outcome.DONE
+            client = self._transaction(client, name)
         if client is not None:
             client.close()
         while self._client() is None:  # fences the last one, so that no transaction stays open
@@ -156,55 +156,74 @@ class TransactionalWriter(SimulatedClient):
 
     def _client(self) -> HeadraceClient | None:
         client = HeadraceClient(self.scope.bootstrap, self.scope.topic, f"id-{self.name}")
+        self._instance += 1
+        self._record(Action.INIT, Phase.INVOKE, None, self._instance)
         try:
             client.init()
         except (GaveUpError, MustAbortError):
             client.close()
             return None
+        self._record(Action.INIT, Phase.OK, None, self._instance)
         return client
 
-    def _transaction(self, client: HeadraceClient, name: str) -> tuple[Outcome, HeadraceClient | None]:
+    def _record(self, action: Action, phase: Phase, transaction: str | None, instance: int) -> None:
+        producer = f"{self.name}#{instance}"
+        self.scope.history.add(TransactionOp(action, phase, self.name, transaction, f"id-{self.name}", producer))
+
+    def _transaction(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
+        """Write a transaction; return the client for the next one, if there is one."""
         try:
             client.begin()
             for index in range(self.rng.randint(1, RECORDS_MAX)):
                 partition = self.rng.randrange(self.scope.partitions)
-                send(self.scope, client, Sent(self.name, f"{name}:{index}", partition, name))
+                value, topic = f"{name}:{index}", self.scope.topic
+                operation = SendOp(Phase.INVOKE, self.name, value, topic, partition, transaction=name)
+                send(self.scope, client, operation)
                 if self.rng.random() < 0.1:
                     self.pause(self.rng.expovariate(10))
             chance = self.rng.random()
             if chance < ABORT_CHANCE:
-                return self._abort(client)
+                return self._abort(client, name)
             if chance < ABORT_CHANCE + ZOMBIE_CHANCE:
-                return self._commit_as_zombie(client)
+                return self._commit_as_zombie(client, name)
+            self._record(Action.COMMIT, Phase.INVOKE, name, self._instance)
             client.commit()
-            return Outcome.DONE, client
+            self._record(Action.COMMIT, Phase.OK, name, self._instance)
+            self.successes += 1
+            return client
         except MustAbortError:
-            return self._abort(client)
+            return self._abort(client, name)
         except GaveUpError:
             client.close()
-            return Outcome.UNKNOWN, None
+            return None
 
-    def _abort(self, client: HeadraceClient) -> tuple[Outcome, HeadraceClient | None]:
+    def _abort(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
+        self._record(Action.ABORT, Phase.INVOKE, name, self._instance)
         try:
             client.abort()
-            return Outcome.UNDONE, client
         except (MustAbortError, GaveUpError):
             client.close()
-            return Outcome.UNKNOWN, None
+            return None
+        self._record(Action.ABORT, Phase.OK, name, self._instance)
+        return client
 
-    def _commit_as_zombie(self, zombie: HeadraceClient) -> tuple[Outcome, HeadraceClient | None]:
-        """Let a zombie commit after a new client has its id. The check finds a fault if the commit succeeds."""
+    def _commit_as_zombie(self, zombie: HeadraceClient, name: str) -> HeadraceClient | None:
+        """Let a zombie commit after a new client has its id. The check reports an anomaly if the commit succeeds."""
+        instance = self._instance
         client = self._client()
         if client is None:
             zombie.close()
-            return Outcome.UNKNOWN, None
+            return None
+        self._record(Action.COMMIT, Phase.INVOKE, name, instance)
+        phase = Phase.OK
         try:
             zombie.commit()
-            return Outcome.DONE, client
         except (MustAbortError, GaveUpError):
-            return Outcome.UNDONE, client
+            phase = Phase.FAIL
         finally:
             zombie.close()
+        self._record(Action.COMMIT, phase, name, instance)
+        return client
 
 
 class Reader(SimulatedClient):
@@ -244,7 +263,7 @@ class Reader(SimulatedClient):
         for index, records in by_partition.items():
             tp = TopicPartition(self.scope.topic, index)
             self._positions[tp] = fetcher.position(tp)
-            self.scope.history.add(Read(self.name, self._committed, index, tuple(records), None))
+            self.scope.history.add(ReadOp(self.name, self.scope.topic, index, self._committed, tuple(records)))
             self.reads += 1
         self.pause(0.05)
 
@@ -267,7 +286,7 @@ class FinalReader(SimulatedClient):
                         rows[record.partition].append((record.offset, (record.value or b"").decode()))
                 for index, records in rows.items():
                     end = ends[TopicPartition(scope.topic, index)]
-                    scope.history.add(Read("final", committed, index, tuple(records), end, final=True))
+                    scope.history.add(ReadOp("final", scope.topic, index, committed, tuple(records), end, final=True))
 
 
 class TopicCreator(SimulatedClient):
@@ -290,15 +309,14 @@ class TopicCreator(SimulatedClient):
 
 
 def send(
-    scope: Scope, client: HeadraceClient, event: Sent, on_done: Callable[[Outcome], None] = lambda outcome: None
+    scope: Scope, client: HeadraceClient, operation: SendOp, on_done: Callable[[Phase], None] = lambda phase: None
 ) -> None:
     """Record and send a value; its result is recorded when it is known."""
-    scope.history.add(event)
+    scope.history.add(operation)
 
-    def on_result(outcome: Outcome, partition: int | None, offset: int | None) -> None:
-        on_done(outcome)
-        scope.history.add(SendResult(event.value, outcome, partition, offset))
+    def on_result(phase: Phase, partition: int | None, offset: int | None) -> None:
+        on_done(phase)
+        scope.history.add(SendOp(phase, operation.process, operation.value, operation.topic, partition, offset))
 
-    result: OnResult = on_result
-    assert event.partition is not None
-    client.send(event.value, event.partition, result)
+    assert operation.partition is not None
+    client.send(operation.value, operation.partition, on_result)

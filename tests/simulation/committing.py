@@ -14,7 +14,6 @@ import random
 from collections.abc import Sequence
 
 import pyarrow as pa
-from tests.support.history import Ended, Outcome, Sent
 
 from headrace.client.blocking import BlockingClient
 from headrace.errors import HeadraceError
@@ -28,6 +27,7 @@ from headrace.spark.ledger import Ledger
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, merged
 from headrace.spark.transactions import Redo, Transactions
+from headrace.verify import BatchOp, Phase
 from tests.simulation.clients import Scope, SimulatedClient
 
 QUERY = "query"
@@ -107,7 +107,7 @@ class SimulatedQuery(SimulatedClient):
             committer.abort(self._batch(number, reports))
             raise
         committer.commit(self._batch(number, reports))
-        self.scope.history.add(Ended(f"{self.name}/{number}", Outcome.DONE))
+        self.scope.history.add(BatchOp(Phase.OK, self.name, self.name, number))
         self.successes += 1
         if self.rng.random() < FAILED_COMMIT_LOG_CHANCE:
             raise TaskFailedError(f"writing batch {number} to the commit log failed")
@@ -125,10 +125,8 @@ class SimulatedQuery(SimulatedClient):
         ]
         if number > self._planned:
             self._planned = number
-            for task, rows in enumerate(parts):
-                for partition, value in rows:
-                    writer = f"{self.name}/{number}:{task}"
-                    self.scope.history.add(Sent(writer, value, partition, f"{self.name}/{number}"))
+            values = tuple(value for rows in parts for _, value in rows)
+            self.scope.history.add(BatchOp(Phase.INVOKE, self.name, self.name, number, values))
         return parts
 
     def _batch(self, number: int, reports: list[Report]) -> Batch:

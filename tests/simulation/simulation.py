@@ -3,7 +3,7 @@
     Simulation(seed, plan).run() → Result: anomalies, digest, counts
 
 When the time of the plan is over, all faults end; the cluster must recover within a bound and the writers end. Then
-everything is read, and the history is checked (tests/support/history_check.py).
+everything is read, and the history is checked (`headrace.verify`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.history import Batch, Replica
-
+from headrace.verify import ReplicaOp, StoredBatch
 from headrace.wire.records import read_batches
 from tests.simulation.checks import anomalies_of
 from tests.simulation.clients import (
@@ -120,7 +119,7 @@ class Simulation:
             time.monotonic() - started,
             self.world.events,
             self.network.messages,
-            len(self.history.events),
+            len(self.history.operations),
             self.faults.counts,
             self.world.notes,
         )
@@ -133,7 +132,7 @@ class Simulation:
         finally:
             self._end()
         self._dump_replicas()
-        return [*anomalies_of(self.history.events), *(f"ended: {text}" for text in self.world.failures)]
+        return [*anomalies_of(self.history.operations), *(f"ended: {text}" for text in self.world.failures)]
 
     def _run(self) -> None:
         cluster, world = self.cluster, self.world
@@ -184,7 +183,7 @@ class Simulation:
             for partition in range(self.plan.partitions):
                 files = sorted((node.folder / f"{TOPIC}-{partition}").glob("*.log"))
                 batches = [
-                    Batch(
+                    StoredBatch(
                         batch.header.base_offset,
                         batch.header.last_offset,
                         batch.header.leader_epoch,
@@ -193,7 +192,7 @@ class Simulation:
                     for file in files
                     for batch in read_batches(file.read_bytes())
                 ]
-                self.history.add(Replica(node.node_id, partition, tuple(batches)))
+                self.history.add(ReplicaOp(node.node_id, TOPIC, partition, tuple(batches)))
 
 
 def simulate(plan: Plan, seed: int) -> Result:

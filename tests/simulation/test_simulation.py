@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.history import Ended, Outcome, Read, SendResult, Sent
+
+from headrace.verify import BatchOp, Operation, Phase, ReadOp, SendOp
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN_SECONDS_MAX = 240
@@ -50,11 +51,11 @@ def test_a_seed_replays_exactly_in_another_process():
 def test_a_row_of_a_query_that_is_committed_twice_is_an_anomaly():
     from tests.simulation.checks import anomalies_of
 
-    value, writer = "q0/1:0:0", "q0/1:0"
-    sent = [Sent(writer, value, 0, "q0/1"), Ended("q0/1", Outcome.DONE)]
+    value = "q0/1:0:0"
+    sent = [BatchOp(Phase.INVOKE, "q0", "q0", 1, (value,)), BatchOp(Phase.OK, "q0", "q0", 1)]
 
-    def read(*offsets: int, committed: bool) -> Read:
-        return Read("final", committed, 0, tuple((offset, value) for offset in offsets), 9, final=True)
+    def read(*offsets: int, committed: bool) -> ReadOp:
+        return ReadOp("final", "t", 0, committed, tuple((offset, value) for offset in offsets), 9, final=True)
 
     assert anomalies_of([*sent, read(3, committed=True), read(2, 3, committed=False)]) == []
     twice = anomalies_of([*sent, read(2, 3, committed=True), read(2, 3, committed=False)])
@@ -65,14 +66,16 @@ def test_batches_of_a_query_out_of_order_are_an_anomaly():
     from tests.simulation.checks import anomalies_of
 
     rows = ["q0/2:0:0", "q0/1:0:0"]
-    events = [Sent(row.rpartition(":")[0], row, 0, row.split(":")[0]) for row in reversed(rows)]
-    reads = [Read("final", committed, 0, ((0, rows[0]), (1, rows[1])), 2, final=True) for committed in (True, False)]
-    assert [text.split(":")[0] for text in anomalies_of([*events, *reads])] == ["out of order"]
+    batches = [BatchOp(Phase.INVOKE, "q0", "q0", number, (rows[-number],)) for number in (1, 2)]
+    records = ((0, rows[0]), (1, rows[1]))
+    reads = [ReadOp("final", "t", 0, committed, records, 2, final=True) for committed in (True, False)]
+    assert [text.split(":")[0] for text in anomalies_of([*batches, *reads])] == ["out of order"]
 
 
 def test_the_history_rules_apply_to_other_writers():
     from tests.simulation.checks import anomalies_of
 
-    events = [Sent("w0-1", "w0:1", 0), SendResult("w0:1", Outcome.DONE, 0, 0)]
-    reads = [Read("final", committed, 0, ((0, "w0:1"), (1, "w0:1")), 2, final=True) for committed in (True, False)]
-    assert "duplicate" in [text.split(":")[0] for text in anomalies_of([*events, *reads])]
+    sent: list[Operation] = [SendOp(phase, "w0-1", "w0:1", "t", 0) for phase in (Phase.INVOKE, Phase.OK)]
+    records = ((0, "w0:1"), (1, "w0:1"))
+    reads = [ReadOp("final", "t", 0, committed, records, 2, final=True) for committed in (True, False)]
+    assert "duplicate" in [text.split(":")[0] for text in anomalies_of([*sent, *reads])]
