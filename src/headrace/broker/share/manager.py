@@ -16,7 +16,7 @@ from headrace.broker.purgatory import Purgatory
 from headrace.broker.share.partition import Acknowledgement, SharePartition, SharePartitionEnv
 from headrace.broker.share.sessions import ShareSession, ShareSessions
 from headrace.broker.share.state import SharePartitionKey
-from headrace.broker.tasks import start_task
+from headrace.broker.tasks import TaskSet, start_task
 from headrace.config import Config
 from headrace.config.offset_reset import BY_DURATION, duration_ms
 from headrace.errors import BrokerError, Code
@@ -46,7 +46,7 @@ class SharePartitionManager:
         self._config = config
         self._partitions: dict[SharePartitionKey, SharePartition] = {}
         self._loads: dict[SharePartitionKey, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("share partition")
 
     def settings_of(self, group_id: str) -> DeliverySettings:
         """Return how a group delivers records."""
@@ -154,9 +154,7 @@ class SharePartitionManager:
     def end_session(self, session: ShareSession) -> None:
         """End a session and release the records of its member."""
         self.sessions.remove(session)
-        task = start_task(self._release(session), "share partition")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._release(session))
 
     async def _release(self, session: ShareSession) -> None:
         await self._release_records(session)

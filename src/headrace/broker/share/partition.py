@@ -82,7 +82,6 @@ class SharePartition:
         self._records: InFlightRecords | None = None  # None: not loaded
         self._timer: Timer | None = None
         self._timer_due_ms = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
         self.is_fenced = False
 
     # -- load ------------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ class SharePartition:
         for run, state in transitions:
             self.records.begin(transition, [run], state, settings.delivery_count_max)
         if transitions:
-            await asyncio.shield(self._spawn(self._persist(transition)))
+            await asyncio.shield(_start(self._persist(transition)))
 
     async def release(self, member_id: str) -> None:
         """Make everything available that a member has acquired."""
@@ -172,7 +171,7 @@ class SharePartition:
             transition = Transition()
             limit = self._env.settings().delivery_count_max
             self.records.begin(transition, runs, RecordState.AVAILABLE, limit)
-            await asyncio.shield(self._spawn(self._persist(transition)))
+            await asyncio.shield(_start(self._persist(transition)))
 
     async def _persist(self, transition: Transition) -> None:
         """Write a transition, then complete it; or cancel it if it cannot be written."""
@@ -218,7 +217,7 @@ class SharePartition:
         runs = self.records.locks_due(self._env.clock.monotonic_ms() + LOCK_TIMER_MS_MIN)
         if runs:
             log.debug("%s: the locks of %d runs have ended", self.key.coordinator_key, len(runs))
-            self._spawn(self._release_due(runs))
+            _start(self._release_due(runs))
         else:
             self._rearm()
 
@@ -228,11 +227,9 @@ class SharePartition:
         except BrokerError as error:
             log.warning("%s: failed to release locks, will retry: %s", self.key.coordinator_key, error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = start_task(work, "share partition", outcomes=(BrokerError,))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+
+def _start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return start_task(work, "share partition", outcomes=(BrokerError,))
 
 
 def _by_type(acknowledgement: Acknowledgement) -> Iterable[tuple[OffsetRange, AcknowledgeType]]:
