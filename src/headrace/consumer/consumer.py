@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
 from headrace.config import Config
-from headrace.config.clock import SYSTEM_CLOCK, Clock
+from headrace.config.clock import SYSTEM_CLOCK, Clock, timed
 from headrace.consumer.arrow_stream import stream
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
@@ -362,7 +361,7 @@ class Consumer:
         with self._entered():
             group = self._group("commit")
             self._settle()
-            with _timed(self._engine.metrics.commit_sync):
+            with timed(self._engine.metrics.commit_sync):
                 group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
 
     def commit_async(
@@ -387,7 +386,7 @@ class Consumer:
         """Return the committed offsets of the group; partitions without one are missing."""
         with self._entered():
             group = self._group("committed")
-            with _timed(self._engine.metrics.committed):
+            with timed(self._engine.metrics.committed):
                 return group.committed(partitions, self._timeout_ms(timeout))
 
     def group_metadata(self) -> GroupMetadata:
@@ -465,16 +464,6 @@ class Consumer:
 
     def _timeout_ms(self, timeout: float | None) -> float:
         return self._engine.settings.api_timeout_ms if timeout is None else timeout * 1000
-
-
-@contextlib.contextmanager
-def _timed(record: Callable[[float], None]) -> Iterator[None]:
-    """Record the nanoseconds of a block."""
-    started = time.perf_counter_ns()
-    try:
-        yield
-    finally:
-        record(time.perf_counter_ns() - started)
 
 
 def describe(engine: ConsumerEngine) -> str:
