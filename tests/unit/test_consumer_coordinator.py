@@ -16,12 +16,12 @@ from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from headrace.wire.api import ApiKey
 from headrace.wire.api.group_offsets import (
     OffsetCommitResponse,
-    OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopics,
+    OffsetResultPartition,
 )
 from headrace.wire.api.metadata import Coordinator, FindCoordinatorResponse
 from tests.support.fake_network import FakeClock
@@ -61,7 +61,7 @@ class FakeClient:
 
 
 def committed(code):
-    rows = [OffsetCommitResponsePartition(partition_index=0, error_code=code)]
+    rows = [OffsetResultPartition(partition_index=0, error_code=code)]
     return OffsetCommitResponse(topics=[OffsetCommitResponseTopic(name="t", partitions=rows)])
 
 
