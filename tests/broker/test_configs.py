@@ -139,6 +139,21 @@ def test_a_broker_option_applies_to_topics_that_do_not_set_it():
             send(broker, topic, 5_000)
 
 
+def test_changed_options_of_background_tasks_apply_after_a_restart():
+    compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "segment.bytes": "1048576"}
+    with EmbeddedBroker(log_cleaner_backoff_ms=3_600_000) as broker:
+        topic = broker.create_topic("latest", 1, compacted)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+        with Producer(bootstrap_servers=broker.bootstrap, linger_ms=0) as producer:
+            for _ in range(5):
+                producer.send(topic, bytes(500_000), key=b"key").result(SECONDS)
+        (log,) = broker.data_dir.glob(f"{topic}-0/00000000000000000000.log")
+        size = log.stat().st_size
+        change(admin, ConfigResource.Type.BROKER, "1", ("log.cleaner.backoff.ms", SET, "50"))
+        broker.restart()
+        eventually("a compacted log", lambda: log.stat().st_size < size)
+
+
 @pytest.fixture
 def limited():
     """A broker of its own, and an admin client that is connected before there are limits."""

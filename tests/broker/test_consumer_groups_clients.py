@@ -53,7 +53,8 @@ class ProcessMember:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.values.append(line.split()[1])
+            if line.endswith("\n"):  # it may be killed while it prints
+                self.values.append(line.split()[1])
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -81,7 +81,6 @@ def numbers_by_position(bootstrap, topic):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_what_was_acknowledged_is_read_after_kills_at_random_moments(idempotent):
@@ -107,7 +106,6 @@ def test_what_was_acknowledged_is_read_after_kills_at_random_moments(idempotent)
         assert sorted(stored.values()) == list(range(traffic.sent))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 def test_a_stop_in_the_midst_of_traffic_is_clean():
     with EmbeddedBroker() as broker:

@@ -64,7 +64,6 @@ def _loading() -> list[str]:
     return [] if "headrace" in known else ["-p", "headrace.broker.pytest_plugin"]
 
 
-@pytest.mark.slow
 def test_a_broker_for_the_run_and_a_topic_for_each_test(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nheadrace_broker_options =\n  num.partitions = 3\n")
     done = run_pytest(tmp_path, USES)

@@ -52,6 +52,7 @@ def test_the_documented_commands_exist():
         ("pipeline", "run"),
         ("pipeline", "check"),
         ("audit",),
+        ("verify",),
         ("doctor",),
         ("config", "show"),
         ("completion",),

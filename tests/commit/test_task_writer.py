@@ -7,8 +7,10 @@ import threading
 import pyarrow as pa
 import pytest
 
+from headrace.producer.accumulator import Accumulator
 from headrace.producer.sequences import SequenceTable
 from headrace.producer.serializers import DoubleSerializer
+from headrace.producer.transactions import TransactionManager
 from headrace.spark.decisions import Span
 from headrace.spark.errors import BadRowError, FencedError, SinkError
 from headrace.spark.task_writer import merged
@@ -42,6 +44,26 @@ def test_the_report_counts_the_rows_of_all_sends(rig):
     assert report.row_count == 6
     assert report.transaction.spans == (Span(rig.topic, 1, 0, 5, 6),)
     assert report.transaction.record_count == 6
+
+
+def test_a_transaction_is_left_open_as_soon_as_all_records_have_results(rig, monkeypatch):
+    """The I/O thread may still be at work with the last batch when flush() returns."""
+    is_detached = threading.Event()
+    finish, begin_reset = Accumulator.finish, TransactionManager.begin_reset
+
+    def finish_late(self, batch):
+        assert is_detached.wait(SECONDS_MAX)
+        finish(self, batch)
+
+    def note_reset(self, transactional_id):
+        if self.transaction_started:
+            is_detached.set()
+        return begin_reset(self, transactional_id)
+
+    monkeypatch.setattr(Accumulator, "finish", finish_late)
+    monkeypatch.setattr(TransactionManager, "begin_reset", note_reset)
+    report = rig.task(["a1"], partition=1)
+    assert report.transaction.record_count == 1
 
 
 ROWS, ROWS_IN_BATCH = 100_000, 10_000

@@ -353,7 +353,8 @@ class _JavaMember:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            event = json.loads(line) if line.startswith("{") else {}
+            # It may be killed while it prints.
+            event = json.loads(line) if line.startswith("{") and line.endswith("\n") else {}
             if event.get("name") == "record_data":
                 self.seen.append((event["partition"], event["offset"]))
 

@@ -96,6 +96,7 @@ def filled():
 
 @pytest.mark.behaviour("C06")
 @pytest.mark.timeout(180)
+@pytest.mark.every_run("apache-columns", "headrace-records")
 @pytest.mark.parametrize("kind", ["records", "columns"])
 def test_a_stalled_application_costs_bounded_memory_and_heartbeats_go_on(either, filled, kind):
     topic, count = filled(either), TOPIC_BYTES // 1024

@@ -72,6 +72,7 @@ def test_members_share_partitions_and_only_those_that_move_are_revoked(quick, as
 
 
 @pytest.mark.behaviour("C03")
+@pytest.mark.every_run("headrace")
 def test_the_broker_matches_a_pattern_and_follows_new_topics(quick):
     prefix, group = unique("matched"), unique("group")
     quick.create_topic(f"{prefix}-a", 1)

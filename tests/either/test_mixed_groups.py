@@ -21,6 +21,7 @@ CLIENTS = {
 
 @pytest.mark.behaviour("C02", "C03")
 @pytest.mark.timeout(240)
+@pytest.mark.every_run("apache-range", "headrace-consumer", "headrace-cooperative-sticky")
 @pytest.mark.parametrize("protocol", CLIENTS)
 def test_members_are_killed_and_paused_and_each_record_has_one_owner(quick, kafka_jars, protocol):
     with SpanGroup(quick, protocol, PARTITIONS, kafka_jars(KAFKA_VERSION)) as group:

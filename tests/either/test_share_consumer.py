@@ -90,6 +90,38 @@ def test_a_closed_consumer_releases_what_it_did_not_acknowledge(either):
             consumer.acknowledge(record)
 
 
+def test_records_of_a_failed_application_are_delivered_again(either):
+    topic, group = prepare(either, 4)
+
+    def fail():
+        with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+            consumer.subscribe([topic])
+            read(consumer, 4)
+            raise ZeroDivisionError("of the application")
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        assert [(int(record.value), record.delivery_count) for record in read(consumer, 4)] == [
+            (number, 2) for number in range(4)
+        ]
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        assert consumer.poll(1.0) == []
+
+
+def test_close_accepts_nothing_by_itself(either):
+    topic, group = prepare(either, 2)
+    consumer = ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group)
+    consumer.subscribe([topic])
+    read(consumer, 2)
+    consumer.close()
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        assert [record.delivery_count for record in read(consumer, 2)] == [2, 2]
+
+
 def test_two_consumers_share_one_partition(either):
     topic, group = prepare(either, 0)
     made = [ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group, max_poll_records=5) for _ in range(2)]

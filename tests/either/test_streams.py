@@ -127,6 +127,7 @@ def counting(broker: Broker, java: JavaRunner, folder: Path) -> Iterator[Rig]:
 
 
 @TIMEOUT
+@pytest.mark.every_run("headrace")
 def test_a_word_count_is_exact_although_it_is_killed(either, java, tmp_path):
     with counting(either, java, tmp_path) as rig:
         for _ in range(KILLS):

@@ -60,7 +60,6 @@ class Load:
             self.errors.append(error)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX)
 @pytest.mark.behaviour("P31", "P33")
 def test_records_survive_a_broker_kill_once_and_in_order(own_kafka):
@@ -82,7 +81,6 @@ def test_records_survive_a_broker_kill_once_and_in_order(own_kafka):
         assert [record.value for record in read] == [b"%d" % n for n in range(partition, RECORDS, PARTITIONS)]
 
 
-@pytest.mark.slow
 @pytest.mark.behaviour("P11")
 def test_a_broker_that_is_restarted_cleanly_is_found_again(own_kafka):
     topic = new_topic(own_kafka, "again")

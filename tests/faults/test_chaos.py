@@ -14,11 +14,10 @@ import pytest
 
 from headrace import Producer
 from headrace.broker import EmbeddedCluster
+from headrace.verify import AnomalyKind, HistoryWriter, Phase, SendOp, check, load_history
 from tests.support import chaos
 from tests.support.chaos_readers import dump_replicas, read_finally
 from tests.support.chaos_writers import Setting
-from tests.support.history import HistoryFile, Outcome, SendResult, Sent, load
-from tests.support.history_check import Kind, check
 from tests.support.waiting import eventually
 
 SECONDS = float(os.environ.get("HEADRACE_CHAOS_SECONDS", "40"))
@@ -31,7 +30,6 @@ OVERHEAD_SECONDS_MAX = 240
 SEND_SECONDS_MAX = 20
 
 
-@pytest.mark.slow
 @pytest.mark.behaviour("B09", "B10", "B11")
 @pytest.mark.timeout(OVERHEAD_SECONDS_MAX + SECONDS * 1.5)
 def test_no_record_is_lost_duplicated_or_reordered_while_brokers_fail(
@@ -42,12 +40,12 @@ def test_no_record_is_lost_duplicated_or_reordered_while_brokers_fail(
     run = chaos.run(folder, SEED, SECONDS, kafka_jars("4.3.0"), separate_controller=CONTROLLER == "separate")
     print(f"\n{run}")
     (folder / "report.txt").write_text(f"{run}\n")
-    assert run.faults == [], run
+    assert run.verdict.is_valid, run
     assert run.errors == [], run
     # The run must not be empty.
     assert all(run.acknowledged.values()), run
     assert all(run.read.values()), run
-    assert run.transactions[Outcome.DONE], run
+    assert run.verdict.sizes["committed"], run
     assert len(run.injected) >= SECONDS / 10, run
 
 
@@ -66,23 +64,23 @@ class HastyWriter:
 
     def write(self, *values: str, acks: str) -> None:
         for value in values:
-            self._setting.history.add(Sent("hasty", value, self._partition))
+            send = SendOp(Phase.INVOKE, "hasty", value, self._setting.topic, self._partition)
+            self._setting.history.add(send)
             future = self._producers[acks].send(self._setting.topic, value.encode(), partition=self._partition)
             offset = future.result(SEND_SECONDS_MAX).offset
-            self._setting.history.add(SendResult(value, Outcome.DONE, self._partition, offset))
+            self._setting.history.add(send._replace(phase=Phase.OK, offset=offset))
 
     def close(self) -> None:
         for producer in self._producers.values():
             producer.close(SEND_SECONDS_MAX)
 
 
-@pytest.mark.slow
 def test_the_check_finds_acks_1_writes_that_only_a_killed_leader_had(tmp_path: Path) -> None:
     """The check itself works: with acks=1, records are lost, and it reports them."""
     lost = [f"lost-{number}" for number in range(20)]
     with (
         EmbeddedCluster(chaos.BROKERS, chaos.OPTIONS, data_dir=tmp_path / "data", separate_controller=False) as cluster,
-        HistoryFile(tmp_path / "history.jsonl") as history,
+        HistoryWriter(tmp_path / "history.jsonl") as history,
     ):
         topic = cluster.create_topic("hasty", chaos.BROKERS)
         leaders = [state["leader"] for state in cluster.describe_topic(topic)]
@@ -109,8 +107,8 @@ def test_the_check_finds_acks_1_writes_that_only_a_killed_leader_had(tmp_path: P
         read_finally(setting)
         cluster.stop()
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})
-    faults = check(load(tmp_path / "history.jsonl"))
-    assert {fault.kind for fault in faults} == {Kind.LOST}, faults
+    verdict = check(load_history(tmp_path / "history.jsonl"))
+    assert set(verdict.kinds) == {AnomalyKind.LOST}, verdict
     # A follower was paused while its fetch waited: the response, with the first record, reached it later.
-    reported = {fault.text.split("'")[1] for fault in faults}
+    reported = {anomaly.text.split("'")[1] for anomaly in verdict.anomalies}
     assert {*lost[1:]} <= reported <= {*lost}

@@ -6,14 +6,13 @@ HEADRACE_FUZZ_CASES is the number of cases; HEADRACE_FUZZ_SEED repeats a run.
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 
 import pytest
 
 CASES = int(os.environ.get("HEADRACE_FUZZ_CASES", "60"))
-SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", str(random.randrange(1 << 32))))
+SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", "17"))
 
 
 @pytest.mark.behaviour("B17")

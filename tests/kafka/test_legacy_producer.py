@@ -75,6 +75,7 @@ def test_a_modern_java_consumer_reads_every_message(broker, consume):
     assert all(partition == partition_of(key.encode(), PARTITIONS) for partition, key, _ in records if key != "null")
 
 
+@pytest.mark.every_run("kafka39-async", "headrace_broker-sync")
 @pytest.mark.behaviour("L04", "L05", "L09")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", TYPES)

@@ -42,6 +42,7 @@ from tests.support.peers.broker import Broker
 from tests.support.peers.embedded import OwnBroker
 from tests.support.peers.embedded_cluster import OwnCluster
 from tests.support.peers.real_kafka import RealKafka
+from tools import traces
 
 PROJECT = Path(__file__).parents[2]
 COLUMN_SECONDS_MAX = 1500
@@ -161,6 +162,22 @@ def matrix(tmp_path_factory, request):
 def test_every_row_is_visible_once(matrix, broker, fault, failpoint):
     outcome = matrix.outcome(broker, fault, failpoint)
     assert outcome.verdict == "", outcome
+
+
+@pytest.mark.timeout(COLUMN_SECONDS_MAX)
+@pytest.mark.behaviour("S05")
+def test_the_steps_of_every_cell_are_a_behaviour_of_the_model(matrix):
+    """Of the cells that ran before this test: model/CommitProtocol.tla has to explain what their committers did."""
+    outcomes = [outcome for column in matrix.columns.values() for outcome in column if outcome.is_reached]
+    if not outcomes:
+        pytest.skip("no cell was run")
+    names = [f"{outcome.broker}: {outcome.fault} at {outcome.failpoint}" for outcome in outcomes]
+    verdicts = traces.check(
+        {name: traces.read(Path(outcome.trace)) for name, outcome in zip(names, outcomes, strict=True)}
+    )
+    rejected = [verdict for verdict in verdicts if not verdict.is_accepted]
+    _log(f"traces: {len(verdicts) - len(rejected)} of {len(verdicts)} are behaviours of the model")
+    assert not rejected, "\n".join(map(str, rejected))
 
 
 def test_every_failpoint_is_tested_with_every_possible_fault():

@@ -38,7 +38,7 @@ def assert_refused(stream, pattern, **options):
     assert not open_transactions(stream.bootstrap, stream.topic)
 
 
-@pytest.mark.every_run
+@pytest.mark.every_run("apache-parallel", "headrace-inline")
 @pytest.mark.behaviour("S12")
 def test_a_checkpoint_from_an_older_backup_stops_the_query(stream):
     """And with a new sink.id its rows are delivered: those since the backup once more, none is lost."""

@@ -36,7 +36,7 @@ def expected(count):
     return sorted(str(n) for n in range(count))
 
 
-@pytest.mark.every_run
+@pytest.mark.every_run("apache-inline", "headrace-parallel", "headrace-auto")
 @pytest.mark.behaviour("S01", "S02")
 @pytest.mark.parametrize("mode", [*MODES, "auto"])
 def test_a_dataframe_is_written_once_and_completely(spark, either, mode):
@@ -91,7 +91,7 @@ def test_all_columns_arrive(spark, either, mode):
     assert (right.key, right.value, right.headers) == (None, None, ())
 
 
-@pytest.mark.every_run
+@pytest.mark.every_run("apache-parallel", "headrace-inline")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_second_write_with_the_same_id_delivers_nothing(spark, either, mode):
     topic, write_id = new_topic(either, "again", 2), unique("job")
@@ -141,7 +141,7 @@ def test_at_least_once_writes_without_transactions(spark, either):
     assert values(either, topic) == expected(1000)
 
 
-@pytest.mark.every_run
+@pytest.mark.every_run("apache-inline", "headrace-parallel")
 @pytest.mark.behaviour("S07")
 @pytest.mark.parametrize("mode", MODES)
 def test_bad_rows_go_to_the_dead_letter_topic_in_the_same_commit(spark, either, mode):

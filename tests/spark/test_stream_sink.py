@@ -26,7 +26,7 @@ def stream(spark, either, tmp_path):
     return StreamInSession(spark, tmp_path, either, new_topic(either, "stream", 3))
 
 
-@pytest.mark.every_run
+@pytest.mark.every_run("apache-parallel", "headrace-inline", "headrace-auto")
 @pytest.mark.behaviour("S02")
 @pytest.mark.parametrize("mode", [*MODES, "auto"])
 def test_a_stream_is_written_once(stream, mode):
@@ -55,7 +55,14 @@ def test_a_new_checkpoint_with_an_old_sink_id_is_another_query(stream):
     assert not stream.audit().duplicated
 
 
-@pytest.mark.every_run
+@pytest.mark.every_run(
+    "apache-kill-task.flushed",
+    "apache-raise-task.begin",
+    "headrace-kill-task.begin",
+    "headrace-kill-task.sent",
+    "headrace-raise-task.sent",
+    "headrace-raise-task.flushed",
+)
 @pytest.mark.behaviour("S05")
 @pytest.mark.parametrize("failpoint", ["task.begin", "task.sent", "task.flushed"])
 @pytest.mark.parametrize("action", ["kill", "raise"])

@@ -3,7 +3,7 @@
     write and read under faults → heal → all in sync → end open transactions → read all → stop → dump replicas → check
 
 The history of the clients is kept as `history.jsonl` in the folder of the run, and can be checked again with
-history_check.py.
+`headrace verify`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.broker import EmbeddedCluster
+from headrace.verify import HistoryWriter, Verdict, check, load_history
 from tests.support.chaos_clients import ClientFactory, ConfluentClient, HeadraceClient
 from tests.support.chaos_java import JavaWriter
 from tests.support.chaos_nemesis import Injected, Nemesis
 from tests.support.chaos_readers import Reader, dump_replicas, read_finally
 from tests.support.chaos_writers import PlainWriter, Setting, TransactionalWriter, Writer
-from tests.support.history import Ended, HistoryFile, Outcome, SendResult, Sent, load
-from tests.support.history_check import Fault, check, report
 from tests.support.waiting import eventually
 
 BROKERS = 3
@@ -69,9 +68,7 @@ class Run:
     read: dict[str, int]  # by reader
     errors: list[str]  # of clients, which should survive all faults
     reasons: Counter[str]  # why writers gave up
-    records: Counter[Outcome]
-    transactions: Counter[Outcome]
-    faults: list[Fault]
+    verdict: Verdict
     history: Path
 
     def __str__(self) -> str:
@@ -82,15 +79,13 @@ class Run:
             f"{self.controller} controller",
             f"faults injected: {sum(kinds.values())} ({counted(kinds)})",
             f"kills, by process: {counted(killed)}",
-            f"records: {sum(self.records.values())} ({counted(self.records)})",
-            f"transactions: {sum(self.transactions.values())} ({counted(self.transactions)})",
             f"acknowledged, by writer: {counted(self.acknowledged)}",
             f"read under faults, by reader: {counted(self.read)}",
             f"fail-over, leader killed to next acknowledgement: {_times(self.fail_overs_s)}",
             *(f"error: {error}" for error in self.errors),
             f"clients gave up, or had to abort: {sum(self.reasons.values())} times",
             *(f"  {count}: {reason[:REASON_CHARS_MAX]}" for reason, count in self.reasons.most_common(REASONS_MAX)),
-            f"check: {report(self.faults)}",
+            f"check: {self.verdict}",
             f"history: {self.history}",
         ]
         return "\n".join(lines)
@@ -106,7 +101,7 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, sepa
                 BROKERS, OPTIONS, data_dir=folder / "data", degraded=True, separate_controller=separate_controller
             )
         )
-        history = stack.enter_context(HistoryFile(history_path))
+        history = stack.enter_context(HistoryWriter(history_path))
         cluster.create_topic(TOPIC, PARTITIONS, BROKERS)
         setting = Setting(cluster.bootstrap_servers, TOPIC, PARTITIONS, history)
         writers = _writers(setting, seed)
@@ -126,7 +121,6 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, sepa
         read_finally(setting)
         cluster.stop()
         dump_replicas(setting, {broker.node_id: broker.data_dir for broker in cluster.brokers})
-    records, transactions = _outcomes(history_path)
     senders: list[Writer | JavaWriter] = [*writers, *others]
     return Run(
         controller="separate" if separate_controller else "combined",
@@ -138,9 +132,7 @@ def run(folder: Path, seed: int, seconds: float, java_jars: Path | None, *, sepa
         read={reader.name: reader.count for reader in readers},
         reasons=sum((writer.reasons for writer in writers), Counter()),
         errors=errors + [error for reader in readers for error in reader.errors],
-        records=records,
-        transactions=transactions,
-        faults=check(load(history_path)),
+        verdict=check(load_history(history_path)),
         history=history_path,
     )
 
@@ -189,23 +181,6 @@ def heal(cluster: EmbeddedCluster, topics: Iterable[str]) -> None:
     eventually("all replicas are in sync", is_in_sync, HEAL_SECONDS_MAX)
 
 
-def _outcomes(path: Path) -> tuple[Counter[Outcome], Counter[Outcome]]:
-    """Return the outcomes of records and of transactions. Records without a result, sent or not, count as unknown."""
-    results: dict[str, Outcome] = {}
-    transactions: Counter[Outcome] = Counter()
-    for event in load(path):
-        match event:
-            case Sent():
-                results[event.value] = Outcome.UNKNOWN
-            case SendResult():
-                results[event.value] = event.outcome
-            case Ended():
-                transactions[event.outcome] += 1
-            case _:
-                pass
-    return Counter(results.values()), transactions
-
-
 def fail_overs(injected: list[Injected], acks: list[tuple[int, float, float]]) -> list[float]:
     """Return the time from the kill of a leader to the first acknowledgement of a record that was sent after it.
 
@@ -223,7 +198,7 @@ def fail_overs(injected: list[Injected], acks: list[tuple[int, float, float]]) -
     return times_s
 
 
-def counted(counts: Mapping[str, int] | Mapping[Outcome, int]) -> str:
+def counted(counts: Mapping[str, int]) -> str:
     """Return counts as text."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 

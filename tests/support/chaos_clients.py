@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Producer as ConfluentProducer
 
 from headrace import AbortableError, HeadraceError, Producer
-from tests.support.history import Outcome
+from headrace.verify import Phase
 
 REQUEST_MS = 2_000
 DELIVERY_MS = 8_000
@@ -31,7 +31,7 @@ CLOSE_SECONDS_MAX = 3.0
 _POLL_SECONDS = 0.01
 log = logging.getLogger("librdkafka")
 
-OnResult: TypeAlias = Callable[[Outcome, int | None, int | None], None]
+OnResult: TypeAlias = Callable[[Phase, int | None, int | None], None]
 """Called with the outcome of a record, its partition and offset; from any thread."""
 
 
@@ -69,7 +69,9 @@ class ClientFactory(Protocol):
 class HeadraceClient:
     """headrace's producer."""
 
-    def __init__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, transactional_id: str | None = None, *, transaction_ms: int = TRANSACTION_MS
+    ) -> None:
         self._topic = topic
         options: dict[str, Any] = {} if transactional_id is None else {"transactional_id": transactional_id}
         self._producer = Producer(
@@ -80,7 +82,7 @@ class HeadraceClient:
             request_timeout_ms=REQUEST_MS,
             delivery_timeout_ms=DELIVERY_MS,
             max_block_ms=BLOCK_MS,
-            transaction_timeout_ms=TRANSACTION_MS,
+            transaction_timeout_ms=transaction_ms,
             **options,
         )
 
@@ -95,9 +97,9 @@ class HeadraceClient:
     def send(self, value: str, partition: int, on_result: OnResult) -> None:
         def delivered(metadata: Any, error: Exception | None) -> None:
             if error is not None:
-                on_result(Outcome.UNKNOWN, None, None)
+                on_result(Phase.INFO, None, None)
             else:
-                on_result(Outcome.DONE, metadata.partition, metadata.offset if metadata.offset >= 0 else None)
+                on_result(Phase.OK, metadata.partition, metadata.offset if metadata.offset >= 0 else None)
 
         with _client_errors():
             self._producer.send(self._topic, value.encode(), partition=partition, on_delivery=delivered)
@@ -134,14 +136,16 @@ class ConfluentClient:
     and a callback may be lost. SystemError counts as a fatal error here.
     """
 
-    def __init__(self, bootstrap: str, topic: str, transactional_id: str | None = None) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, transactional_id: str | None = None, *, transaction_ms: int = TRANSACTION_MS
+    ) -> None:
         self._topic = topic
         options: dict[str, object] = {**LIBRDKAFKA_PLAIN}
         if transactional_id is not None:
             options = {
                 "transactional.id": transactional_id,
-                "transaction.timeout.ms": TRANSACTION_MS,
-                "message.timeout.ms": DELIVERY_MS,
+                "transaction.timeout.ms": transaction_ms,
+                "message.timeout.ms": min(DELIVERY_MS, transaction_ms),  # no longer than the other
             }
         self._producer = ConfluentProducer(
             {
@@ -166,9 +170,9 @@ class ConfluentClient:
     def send(self, value: str, partition: int, on_result: OnResult) -> None:
         def delivered(error: Any, message: Any) -> None:
             if error is not None:
-                on_result(Outcome.UNKNOWN, None, None)
+                on_result(Phase.INFO, None, None)
             else:
-                on_result(Outcome.DONE, message.partition(), message.offset())  # None for a duplicate
+                on_result(Phase.OK, message.partition(), message.offset())  # None for a duplicate
 
         try:
             self._producer.produce(self._topic, value.encode(), partition=partition, on_delivery=delivered)

@@ -3,7 +3,7 @@
     feeder → source → workers (one group, transactions) → target → reader
     feed and copy under faults → heal → all copied → stop → dump replicas → check
 
-The target is checked with the rules of history_check.py: each record of the source is a value that was sent and
+The target is checked with headrace.verify: each record of the source is a value that was sent and
 acknowledged, so it must be in the target once, in the partition and the order of the source.
 """
 
@@ -15,11 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.broker import EmbeddedCluster
 from headrace.errors import HeadraceError
+from headrace.verify import HistoryWriter, Operation, Phase, ReadOp, SendOp, Verdict, check, load_history
 from tests.support import chaos
 from tests.support.chaos_clients import HeadraceClient
 from tests.support.chaos_nemesis import Injected, Nemesis
@@ -27,8 +28,6 @@ from tests.support.chaos_readers import Reader, dump_replicas, read_finally
 from tests.support.chaos_writers import PlainWriter, Setting
 from tests.support.copying_process import Copying, CopyingProcess
 from tests.support.copying_worker import PREFIX
-from tests.support.history import Event, HistoryFile, Outcome, Read, SendResult, Sent, load
-from tests.support.history_check import Fault, check, report
 from tests.support.waiting import eventually
 
 SOURCE, TARGET, GROUP = "source", "target", "copiers"
@@ -175,7 +174,7 @@ class CopyRun:
     fed: int
     caught_up_s: float
     errors: list[str]
-    faults: list[Fault]
+    verdicts: list[Verdict]  # of source and target
     folder: Path
     read: dict[str, int] = field(default_factory=dict)
 
@@ -198,7 +197,7 @@ class CopyRun:
                 f"  {reason[:REASON_CHARS_MAX]}; before: {self._before(at)}"
                 for at, reason in workers.failed[:REASONS_MAX]
             ),
-            f"check: {report(self.faults)}",
+            *(f"check of {topic}: {verdict}" for topic, verdict in zip((SOURCE, TARGET), self.verdicts, strict=True)),
             f"files: {self.folder}",
         ]
         return "\n".join(lines)
@@ -227,7 +226,7 @@ def run(folder: Path, seed: int, seconds: float, protocol: str = "classic") -> C
         settings = {}
         for topic, file in files.items():
             cluster.create_topic(topic, chaos.PARTITIONS, chaos.BROKERS)
-            history = stack.enter_context(HistoryFile(file))
+            history = stack.enter_context(HistoryWriter(file))
             settings[topic] = Setting(cluster.bootstrap_servers, topic, chaos.PARTITIONS, history)
         feeder = PlainWriter("feeder", settings[SOURCE], HeadraceClient, RECORDS_PER_S, seed)
         reader = Reader("committed", settings[TARGET], committed=True)
@@ -261,29 +260,32 @@ def run(folder: Path, seed: int, seconds: float, protocol: str = "classic") -> C
         fed=fed,
         caught_up_s=caught_up_s,
         errors=errors + reader.errors,
-        faults=[*check(load(files[SOURCE])), *check(copies(load(files[SOURCE]), load(files[TARGET])))],
+        verdicts=[
+            check(load_history(files[SOURCE])),
+            check(copies(load_history(files[SOURCE]), load_history(files[TARGET]))),
+        ],
         folder=folder,
         read={reader.name: reader.count},
     )
 
 
-def _finals(path: Path, history: HistoryFile) -> list[Read]:
+def _finals(path: Path, history: HistoryWriter) -> list[ReadOp]:
     history.flush()
-    return [event for event in load(path) if isinstance(event, Read) and event.final and event.committed]
+    return [op for op in load_history(path) if isinstance(op, ReadOp) and op.final and op.committed]
 
 
-def copies(source: Iterable[Event], target: Iterable[Event]) -> Iterator[Event]:
+def copies(source: Iterable[Operation], target: Iterable[Operation]) -> Iterator[Operation]:
     """Return the history of the target: every record of the source was sent to it, and acknowledged.
 
     Aborted copies do not count, so the final read of all records is that of the committed ones.
     """
-    for read in (event for event in source if isinstance(event, Read) and event.final and event.committed):
+    for read in (op for op in source if isinstance(op, ReadOp) and op.final and op.committed):
         for _, value in sorted(read.records):
             copy = f"{PREFIX.decode()}{value}"
-            yield Sent(f"source-{read.partition}", copy, read.partition)
-            yield SendResult(copy, Outcome.DONE, read.partition)
-    for event in target:
-        if not isinstance(event, Read) or event.committed:
-            yield event
-        if isinstance(event, Read) and event.final and event.committed:
-            yield replace(event, committed=False)
+            send = SendOp(Phase.INVOKE, f"source-{read.partition}", copy, TARGET, read.partition)
+            yield from (send, send._replace(phase=Phase.OK))
+    for operation in target:
+        if not isinstance(operation, ReadOp) or operation.committed:
+            yield operation
+        if isinstance(operation, ReadOp) and operation.final and operation.committed:
+            yield operation._replace(committed=False)

@@ -10,9 +10,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from headrace.verify import Phase, SendOp
 from tests.support.chaos_clients import DELIVERY_MS, REQUEST_MS
 from tests.support.chaos_writers import STOP_SECONDS_MAX, Setting
-from tests.support.history import Event, Outcome, SendResult, Sent
 from tests.support.peers import java
 from tests.support.peers.real_kafka import GUARD
 
@@ -37,7 +37,7 @@ class JavaWriter:
         self.acknowledged = 0
         self._setting = setting
         # It prints results only, not sends: all values that it may send count as sent.
-        setting.history.add(*(Sent(self.name, f"{VALUE_PREFIX}.{number}") for number in range(count)))
+        setting.history.add(*(self._send(Phase.INVOKE, f"{VALUE_PREFIX}.{number}") for number in range(count)))
         config = folder / "verifiable.properties"
         config.write_text("".join(f"{name}={value}\n" for name, value in CONFIG.items()))
         arguments = {
@@ -69,17 +69,21 @@ class JavaWriter:
         for line in self._process.stdout:
             if not line.startswith("{"):
                 continue  # some of its last lines are not JSON
-            if (event := self._event(json.loads(line))) is not None:
-                self._setting.history.add(event)
+            if (operation := self._result(json.loads(line))) is not None:
+                self._setting.history.add(operation)
 
-    def _event(self, fields: dict[str, object]) -> Event | None:
+    def _result(self, fields: dict[str, object]) -> SendOp | None:
         if fields["name"] == "producer_send_success":
             self.acknowledged += 1
             partition, offset = int(str(fields["partition"])), int(str(fields["offset"]))
-            return SendResult(str(fields["value"]), Outcome.DONE, partition, offset if offset >= 0 else None)
+            known = offset if offset >= 0 else None
+            return self._send(Phase.OK, str(fields["value"]), partition, known)
         if fields["name"] == "producer_send_error":
-            return SendResult(str(fields["value"]), Outcome.UNKNOWN)
+            return self._send(Phase.INFO, str(fields["value"]))
         return None
+
+    def _send(self, phase: Phase, value: str, partition: int | None = None, offset: int | None = None) -> SendOp:
+        return SendOp(phase, self.name, value, self._setting.topic, partition, offset)
 
     def stop(self) -> None:
         """Stop it, and read the rest of its output."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from headrace.verify import ReadOp, ReplicaOp, StoredBatch
 from headrace.wire.records import read_batches
 from tests.support.chaos_writers import Setting
-from tests.support.history import Batch, Read, Replica
 from tests.support.peers import librdkafka
 
 RECORDS_MAX = 500  # in one call
@@ -60,7 +60,7 @@ class Reader(threading.Thread):
                 self.errors.append(f"{self.name} got an error for its offset: {error}")
         for partition, records in by_partition.items():
             end = self._end(partition)
-            read = Read(self.name, self._committed, partition, tuple(records), end)
+            read = ReadOp(self.name, self._setting.topic, partition, self._committed, tuple(records), end)
             self._setting.history.add(read)
             self.count += len(records)
 
@@ -100,7 +100,7 @@ def read_finally(setting: Setting) -> None:
                 setting.bootstrap, setting.topic, partition=partition, isolation=isolation
             )
             rows = tuple((record.offset, (record.value or b"").decode()) for record in records)
-            setting.history.add(Read("final", committed, partition, rows, known[1], final=True))
+            setting.history.add(ReadOp("final", setting.topic, partition, committed, rows, known[1], final=True))
 
 
 def dump_replicas(setting: Setting, folders: dict[int, Path]) -> None:
@@ -109,7 +109,7 @@ def dump_replicas(setting: Setting, folders: dict[int, Path]) -> None:
         for partition in range(setting.partitions):
             files = sorted((folder / f"{setting.topic}-{partition}").glob("*.log"))
             batches = [
-                Batch(
+                StoredBatch(
                     batch.header.base_offset,
                     batch.header.last_offset,
                     batch.header.leader_epoch,
@@ -118,4 +118,4 @@ def dump_replicas(setting: Setting, folders: dict[int, Path]) -> None:
                 for file in files
                 for batch in read_batches(file.read_bytes())
             ]
-            setting.history.add(Replica(broker, partition, tuple(batches)))
+            setting.history.add(ReplicaOp(broker, setting.topic, partition, tuple(batches)))

@@ -9,8 +9,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from headrace.verify import Action, HistoryWriter, Phase, SendOp, TransactionOp
 from tests.support.chaos_clients import Client, ClientFactory, GaveUpError, MustAbortError, OnResult
-from tests.support.history import Ended, HistoryFile, Outcome, SendResult, Sent
 from tests.support.waiting import eventually
 
 PENDING_MAX = 300
@@ -28,7 +28,7 @@ class Setting:
     bootstrap: str
     topic: str
     partitions: int
-    history: HistoryFile
+    history: HistoryWriter
     acks: list[tuple[int, float, float]] = field(default_factory=list)  # partition, sent at, acknowledged at
 
 
@@ -49,6 +49,7 @@ class Writer(threading.Thread):
         self._count = 0
         self._pending = 0  # approximate: limits the rate only
         self._generation = 0
+        self._instance = 0  # of a transactional client
 
     def stop(self) -> None:
         """Stop after the current step."""
@@ -91,17 +92,18 @@ class Writer(threading.Thread):
         """Send the next value to a random partition."""
         self._count += 1
         value, partition = f"{writer}:{self._count}", self.rng.randrange(self.setting.partitions)
-        self.setting.history.add(Sent(writer, value, partition, transaction))
+        send = SendOp(Phase.INVOKE, writer, value, self.setting.topic, partition, transaction=transaction)
+        self.setting.history.add(send)
         self._pending += 1
-        client.send(value, partition, self._on_result(value))
+        client.send(value, partition, self._on_result(writer, value))
 
-    def _on_result(self, value: str) -> OnResult:
+    def _on_result(self, writer: str, value: str) -> OnResult:
         sent_at = time.monotonic()
 
-        def on_result(outcome: Outcome, partition: int | None, offset: int | None) -> None:
+        def on_result(phase: Phase, partition: int | None, offset: int | None) -> None:
             self._pending -= 1
-            self.setting.history.add(SendResult(value, outcome, partition, offset))
-            if outcome is Outcome.DONE and partition is not None:
+            self.setting.history.add(SendOp(phase, writer, value, self.setting.topic, partition, offset))
+            if phase is Phase.OK and partition is not None:
                 self.acknowledged += 1
                 self.setting.acks.append((partition, sent_at, time.monotonic()))
 
@@ -129,13 +131,28 @@ class TransactionalWriter(Writer):
     """Writes transactions over all partitions; aborts some, and leaves some to a zombie that tries to commit them."""
 
     def create_client(self) -> Client:
-        client = self._create_client(self.setting.bootstrap, self.setting.topic, f"id-{self.name}")
+        client = self._create_client(self.setting.bootstrap, self.setting.topic, self.transactional_id)
+        self._instance += 1
+        self._record(Action.INIT, Phase.INVOKE, self._producer, None)
         try:
             client.init()
         except BaseException:
             client.close()
             raise
+        self._record(Action.INIT, Phase.OK, self._producer, None)
         return client
+
+    @property
+    def transactional_id(self) -> str:
+        return f"id-{self.name}"
+
+    @property
+    def _producer(self) -> str:
+        return f"{self.name}#{self._instance}"
+
+    def _record(self, action: Action, phase: Phase, producer: str, transaction: str | None) -> None:
+        operation = TransactionOp(action, phase, self.name, transaction, self.transactional_id, producer)
+        self.setting.history.add(operation)
 
     def step(self) -> None:
         try:
@@ -145,53 +162,63 @@ class TransactionalWriter(Writer):
             self._stopping.wait(RETRY_SECONDS)
             return
         self._count += 1
-        name = f"{self.name}/{self._count}"
-        self.setting.history.add(Ended(name, outcome := self._transaction(client, name)))
-        if outcome is Outcome.UNKNOWN:
+        if not self._transaction(client, f"{self.name}/{self._count}"):
             self.drop_client()
 
-    def _transaction(self, client: Client, name: str) -> Outcome:
+    def _transaction(self, client: Client, name: str) -> bool:
+        """Write a transaction; return whether the client can be used again."""
         try:
             client.begin()
             for _ in range(self.rng.randint(1, RECORDS_MAX)):
                 self.send(client, self.name, name)
+            self.before_end()
             chance = self.rng.random()
-            if chance < ABORT_CHANCE:
-                return self._abort(client)
-            if chance < ABORT_CHANCE + ZOMBIE_CHANCE:
+            if ABORT_CHANCE <= chance < ABORT_CHANCE + ZOMBIE_CHANCE:
                 self._client = None
-                return self._commit_as_zombie(client)
-            client.commit()
-            return Outcome.DONE
+                self._commit_as_zombie(client, name)
+                return True
+            if chance >= ABORT_CHANCE:
+                self._record(Action.COMMIT, Phase.INVOKE, self._producer, name)
+                client.commit()
+                self._record(Action.COMMIT, Phase.OK, self._producer, name)
+                return True
         except MustAbortError as error:
             self.reasons[str(error)] += 1
-            return self._abort(client)
         except GaveUpError as error:
             self.reasons[str(error)] += 1
-            return Outcome.UNKNOWN
+            return False
+        return self._abort(client, name)
 
-    def _abort(self, client: Client) -> Outcome:
+    def before_end(self) -> None:
+        """Do something before a transaction is ended."""
+
+    def _abort(self, client: Client, name: str) -> bool:
+        self._record(Action.ABORT, Phase.INVOKE, self._producer, name)
         try:
             client.abort()
-            return Outcome.UNDONE
         except (MustAbortError, GaveUpError) as error:
             self.reasons[str(error)] += 1
-            return Outcome.UNKNOWN
+            return False
+        self._record(Action.ABORT, Phase.OK, self._producer, name)
+        return True
 
-    def _commit_as_zombie(self, zombie: Client) -> Outcome:
-        """Let a zombie commit after a new client has its id. The check finds a fault if the commit succeeds."""
+    def _commit_as_zombie(self, zombie: Client, name: str) -> None:
+        """Let a zombie commit after a new client has its id. The check reports an anomaly if the commit succeeds."""
+        producer = self._producer
         try:
             self.client()
         except (MustAbortError, GaveUpError):
             zombie.close()
-            return Outcome.UNKNOWN
+            return
+        self._record(Action.COMMIT, Phase.INVOKE, producer, name)
+        phase = Phase.OK
         try:
             zombie.commit()
-            return Outcome.DONE
         except (MustAbortError, GaveUpError):
-            return Outcome.UNDONE
+            phase = Phase.FAIL
         finally:
             zombie.close()
+        self._record(Action.COMMIT, phase, producer, name)
 
     def settle(self) -> None:
         """End open transactions of this writer: a new client with its id fences the old one."""

@@ -53,6 +53,8 @@ class CopyingProcess:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith("\n"):
+                break  # it was killed while it printed
             self.lines.append(line.rstrip("\n"))
             self._on_line(self.lines[-1])
 

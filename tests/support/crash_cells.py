@@ -21,13 +21,14 @@ from headrace.schema import framing
 from headrace.spark.decision_log import DecisionLog
 from headrace.spark.failpoints import FAILPOINTS
 from headrace.spark.holders import Holder, this_driver
-from headrace.spark.ledger import Ledger
 from headrace.spark.sink_options import SEPARATOR, SinkOptions
+from headrace.spark.tracing import Trace, TracedLedger
 from headrace.spark.transactions import Transactions
 from tests.support.crashes import Audit, CrashingQuery, open_transactions
 from tests.support.peers.broker import Broker
 from tests.support.spark_driver import SparkDriver
 from tests.support.topics import new_topic, unique
+from tools.traces import HELPER
 
 EXECUTOR, DRIVER, BROKER = "executor killed", "driver killed", "broker restarted"
 EXPIRY, SPECULATIVE, RETRY, ZOMBIE = "transaction expired", "speculative attempt", "stage retry", "zombie driver"
@@ -93,6 +94,8 @@ class Outcome:
     """Transactional ids of the sink with an open transaction: sink, run, worker, number."""
     last_run: str = ""
     java_count: int | None = None
+    trace: str = ""
+    """The file with the steps of the commit protocol: tools/traces.py."""
     problem: str = ""
 
     @property
@@ -170,6 +173,7 @@ class Cell:
         self.outcome.starts += 1
         self._run = f"{self.label} start {self.outcome.starts}"
         self._markers.mkdir()
+        self.outcome.trace = str(self._folder / "trace.jsonl")
         options = {
             **SHAPE,
             "kafka.bootstrap.servers": self._bootstrap,
@@ -181,8 +185,7 @@ class Cell:
         if self._registry_url is not None:
             options |= {"value.format": "avro", "schema.registry.url": self._registry_url}
             options |= {"writer.schema": json.dumps(AVRO_LINE), "schema.auto.register": "true"}
-        if failpoints:
-            options["headrace.failpoints"] = f"markers={self._markers}, {failpoints}"
+        options["headrace.failpoints"] = f"markers={self._markers}, trace={self.outcome.trace}, {failpoints}"
         if transaction_ms is not None:
             options["kafka.transaction.timeout.ms"] = str(transaction_ms)
         self._options = options
@@ -206,7 +209,8 @@ class Cell:
             {name: value for name, value in self._options.items() if name != "headrace.failpoints"}, is_stream=True
         )
         with BlockingClient(options.client_settings()) as client:
-            ledger = Ledger(options, self._sink, client)
+            trace = Trace(self.outcome.trace, self._sink, self._spark_run, process=HELPER)
+            ledger = TracedLedger(trace, options, self._sink, client)
             try:
                 ledger.open()
                 ledger.read()

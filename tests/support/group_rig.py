@@ -120,7 +120,8 @@ class GroupRig:
         )
 
     async def __aenter__(self) -> Self:
-        self.groups.start()
+        for index in self.internal.partitions_led(CONSUMER_OFFSETS):
+            self.groups.load(index)
         return self
 
     async def __aexit__(self, *_: object) -> None:

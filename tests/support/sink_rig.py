@@ -24,6 +24,7 @@ from headrace.spark.ledger import Ledger
 from headrace.spark.origins import known_origins
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, merged
+from headrace.spark.tracing import new_committer
 from headrace.spark.transactions import Redo, Transactions
 from tests.support.crashes import committed
 from tests.support.topics import unique
@@ -63,6 +64,7 @@ class SinkRig:
         self.sink = unique("sink")
         self.topic = broker.create_topic(unique("rows"), PARTITIONS)
         self.decision_topic = unique("decisions")
+        self.trace = ""  # a file: drivers write a trace
         self._stack = contextlib.ExitStack()
         self._used: dict[str, SinkOptions] = {}
         self.client = self._stack.enter_context(BlockingClient(self.options().client_settings()))
@@ -130,8 +132,9 @@ class SinkRig:
     def driver(
         self, run: str = "run", steps: Failpoints | None = None, now_ms: Callable[[], int] = SYSTEM_CLOCK.time_ms
     ) -> Committer:
-        parts = (self.ledger(), self.transactions, self.redo)
-        committer = Committer(self.sink, run, *parts, failpoints=steps or Steps(), now_ms=now_ms)
+        steps = steps or Steps()
+        steps.trace = self.trace
+        committer = new_committer(self.options(), self.sink, run, self.client, steps, now_ms=now_ms)
         self._stack.callback(committer.close)
         return committer
 

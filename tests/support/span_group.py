@@ -59,7 +59,8 @@ class SpanMember:
     def _collect(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._take(line)
+            if line.endswith("\n"):  # a member may be killed while it prints
+                self._take(line)
 
     def _take(self, line: str) -> None:
         event, *numbers = line.split()

@@ -16,6 +16,7 @@ PAGES = {
     "/transactions": "Transactions",
     "/groups": "Groups",
     "/pipelines": "Pipelines",
+    "/requests": "Requests",
     "/faults": "Faults",
 }
 

@@ -17,8 +17,8 @@ PROJECT = Path(__file__).parents[2]
 TESTS = PROJECT / "tests"
 ROW = re.compile(r"\| ([A-Z]\d\d) \| (\S[^|]*\S) \| (pending|done) \|")
 HEAD_OR_RULE = re.compile(r"\| ID \|.*|\|[-|: ]+\|")
-WITHOUT_SLOW = ("spark", "docs", "schema", "ui")
-"""Folders of which `make test` runs what is not slow; of all others it runs everything."""
+WITH_SLOW = "unit"
+"""The folder of which `make test` runs everything; of the others it runs what is not slow."""
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 SPARK_FIXTURE = "spark"
 """What depends on it is slow, unless it is marked `every_run`: see tests/spark/conftest.py."""
@@ -81,9 +81,7 @@ def read_tests(tests: Path) -> tuple[dict[str, list[Location]], list[str]]:
                 in_force.add(marker.func)
                 folder = path.relative_to(tests).parts[0]
                 is_slow = "slow" in marks or (SPARK_FIXTURE in fixtures and "every_run" not in marks)
-                location = Location(
-                    f"{path.relative_to(tests)}:{marker.lineno}", folder not in WITHOUT_SLOW or not is_slow
-                )
+                location = Location(f"{path.relative_to(tests)}:{marker.lineno}", folder == WITH_SLOW or not is_slow)
                 for name in names:
                     shown[str(name)].append(location)
         for node in ast.walk(tree):
@@ -125,7 +123,7 @@ def fixtures_of(test: ast.FunctionDef | ast.AsyncFunctionDef, functions: dict[st
 
 
 def marks_in(*nodes: ast.expr) -> set[str]:
-    """The names of all marks in decorators, or in a `pytestmark`; those of single parameters do not count."""
+    """The names of all marks in decorators, or in a `pytestmark`; marks of parameters count if all have them."""
     names = set()
     pending = list(nodes)
     while pending:
@@ -134,9 +132,26 @@ def marks_in(*nodes: ast.expr) -> set[str]:
             pending += node.elts
         elif isinstance(node, ast.Call):
             pending.append(node.func)
+            if is_mark(node.func, "parametrize"):
+                names |= marks_of_all_parameters(node)
         elif isinstance(node, ast.Attribute) and is_mark(node, node.attr):
             names.add(node.attr)
     return names
+
+
+def marks_of_all_parameters(parametrize: ast.Call) -> set[str]:
+    """The marks that each parameter in a literal list has."""
+    values = parametrize.args[1] if len(parametrize.args) > 1 else None
+    if not isinstance(values, ast.List | ast.Tuple) or not values.elts:
+        return set()
+    return set.intersection(
+        *(
+            marks_in(*(keyword.value for keyword in value.keywords if keyword.arg == "marks"))
+            if isinstance(value, ast.Call)
+            else set()
+            for value in values.elts
+        )
+    )
 
 
 def is_pytestmark(node: ast.stmt) -> TypeGuard[ast.Assign]:
@@ -194,7 +209,7 @@ def test_one_test_may_show_several_rows(planted):
 
 
 def test_a_method_may_carry_the_marker(planted):
-    source = "class TestX:\n @pytest.mark.slow\n @pytest.mark.behaviour('P01')\n def test_y(self): ...\n"
+    source = "class TestX:\n @pytest.mark.timeout(9)\n @pytest.mark.behaviour('P01')\n def test_y(self): ...\n"
     assert planted(source, P01="done") == []
 
 
@@ -254,11 +269,12 @@ SHOWN_IN_SPARK = [
     SLOW + "class TestX:\n @pytest.mark.behaviour('P01')\n def test_y(self): ...\n",
     MARKED + "def test_x(spark): ...",
     "@pytest.fixture\ndef stream(spark): ...\n" + MARKED + "def test_x(stream): ...",
+    "@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow)])\n" + MARKED + "def test_x(n): ...",
 ]
 
 
 @pytest.mark.parametrize("source", SHOWN_IN_SPARK)
-@pytest.mark.parametrize("folder", WITHOUT_SLOW)
+@pytest.mark.parametrize("folder", ["spark", "broker"])
 def test_a_row_that_only_slow_tests_show_is_told(planted, source, folder):
     (complaint,) = planted(source, folder=folder, P01="done")
     assert complaint.startswith(f"P01: done, but shown by slow tests only, which `make test` leaves out: {folder}/")
@@ -266,7 +282,7 @@ def test_a_row_that_only_slow_tests_show_is_told(planted, source, folder):
 
 @pytest.mark.parametrize("source", SHOWN_IN_SPARK)
 def test_a_slow_test_shows_its_row_where_slow_ones_run(planted, source):
-    assert planted(source, folder="broker", P01="done") == []
+    assert planted(source, folder=WITH_SLOW, P01="done") == []
 
 
 @pytest.mark.parametrize(
@@ -274,6 +290,7 @@ def test_a_slow_test_shows_its_row_where_slow_ones_run(planted, source):
     [
         MARKED + "def test_z(): ...",
         "@pytest.mark.every_run\n" + MARKED + "def test_z(spark): ...",
+        "@pytest.mark.every_run('headrace')\n" + MARKED + "def test_z(either): ...",
         "@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2])\n" + MARKED + "def test_z(n): ...",
     ],
 )
@@ -281,10 +298,12 @@ def test_a_row_that_another_test_shows_in_every_run_is_fine(planted, other):
     assert planted(f"{SHOWN_IN_SPARK[0]}\n{other}", folder="spark", P01="done") == []
 
 
-def test_make_test_leaves_slow_tests_out_of_these_folders_only():
+def test_make_test_runs_the_slow_tests_of_this_folder_only():
     makefile = (PROJECT / "Makefile").read_text()
     assert 'NOT_SLOW := -m "not slow"\n' in makefile
-    assert folders_of(line for line in makefile.splitlines() if "$(NOT_SLOW)" in line) == set(WITHOUT_SLOW)
+    runs = [line for line in recipes_of(makefile) if "$(PYTEST)" in line]
+    assert folders_of(line for line in runs if "$(NOT_SLOW)" in line) == folders() - {WITH_SLOW}
+    assert folders_of(line for line in runs if "$(NOT_SLOW)" not in line) == set()  # unit tests are in variables
 
 
 def test_every_folder_of_tests_is_in_a_group_of_make_test():
@@ -292,9 +311,16 @@ def test_every_folder_of_tests_is_in_a_group_of_make_test():
     groups = re.search(r"^TEST_GROUPS := (.*)$", makefile, re.MULTILINE)
     assert groups is not None
     assert sorted(groups[1].split()) == sorted(re.findall(r"^test-group-(\S+):$", makefile, re.MULTILINE))
-    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
-    recipes = makefile[makefile.index("\ntest-group-") : makefile.index("\ntest-spark:")]
-    assert folders_of(recipes.splitlines()) == folders
+    assert folders_of(recipes_of(makefile)) == folders()
+
+
+def recipes_of(makefile: str) -> list[str]:
+    """Return the lines about the groups of `make test`."""
+    return makefile[makefile.index("\ntest-group-") : makefile.index("\ntest-spark:")].splitlines()
+
+
+def folders() -> set[str]:
+    return {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
 
 
 def folders_of(lines: Iterable[str]) -> set[str]:

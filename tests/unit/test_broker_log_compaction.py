@@ -29,7 +29,7 @@ from tests.support.log_rig import (
     state_of,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_kernels]
+pytestmark = pytest.mark.slow
 
 DAY_MS = 24 * 60 * 60 * 1000
 COMPACT = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.0"}

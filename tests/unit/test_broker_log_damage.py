@@ -22,7 +22,7 @@ from headrace.errors import BrokerError, Code, IllegalStateError
 from headrace.wire.records import BatchProducer, read_batches
 from tests.support.log_rig import LogRig, batch, committed_values, find_by_time, read_all, state_of, values_of, visible
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_kernels]
+pytestmark = pytest.mark.slow
 
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 

@@ -17,8 +17,6 @@ from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import TOPIC_ID, LogRig, batch, state_of, values_of
 
-pytestmark = pytest.mark.both_kernels
-
 OTHER_ID = bytes(range(16, 32))
 
 

@@ -19,8 +19,6 @@ from headrace.wire.records import BatchProducer, Marker
 from tests.support.examples import examples
 from tests.support.log_rig import LogRig, batch, read_all, replicate, rows_of, state_of, values_of
 
-pytestmark = pytest.mark.both_kernels
-
 SMALL = {"internal_segment_bytes": "600", "index_interval_bytes": "100"}
 
 

@@ -14,8 +14,6 @@ from headrace.wire.records import BatchProducer
 from tests.support.fake_internal import START_MS
 from tests.support.log_rig import LogRig, batch, state_of, values_of
 
-pytestmark = pytest.mark.both_kernels
-
 DAY_MS = 24 * 60 * 60 * 1000
 
 

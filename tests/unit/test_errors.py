@@ -38,7 +38,10 @@ def test_a_broker_error_has_the_class_of_its_code(code, name, category):
     error = BrokerError("why", code=code)
     assert type(error).__name__ == name
     assert isinstance(error, category)
-    assert (error.code, str(error)) == (code, f"{code.name} ({code.value}): why")
+    assert error.code == code
+    text, _, remedy = str(error).partition("; not authorized: ")
+    assert text == f"{code.name} ({code.value}): why"
+    assert bool(remedy) == isinstance(error, errors.AuthorizationError)
 
 
 def test_an_unknown_code_keeps_its_number():
@@ -75,3 +78,25 @@ def test_the_tree_in_the_docstring_is_complete():
 def test_all_errors_of_clients_are_public():
     internal = {"WireError", "MalformedError", "CorruptBatchError", "DecompressedSizeError", "NotFoundError"}
     assert set(CLASSES) - internal <= set(headrace.__all__)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (Code.TOPIC_AUTHORIZATION_FAILED, "allow Describe on the topic, and Write to send or Read to consume"),
+        (Code.GROUP_AUTHORIZATION_FAILED, "allow Read on the group"),
+        (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "allow Describe and Write on the transactional id"),
+        (Code.CLUSTER_AUTHORIZATION_FAILED, "IdempotentWrite to send"),
+    ],
+)
+def test_authorization_errors_name_operation_and_resource(code, remedy):
+    error = BrokerError("'orders'", code=code)
+    assert f"({code:d}): 'orders'; not authorized: " in str(error)
+    assert remedy in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_brokers_explanation_of_an_authorization_error_is_enough():
+    text = "User:ann is not authorized to WRITE topic orders"
+    error = BrokerError(text, code=Code.TOPIC_AUTHORIZATION_FAILED)
+    assert str(error) == f"TOPIC_AUTHORIZATION_FAILED (29): {text}"

@@ -3,8 +3,8 @@
     start: data folder (locked) → catalog → logs → cluster → replicas → coordinators → sockets
     stop: in reverse order
 
-Nothing is opened before `start`. The cluster roles are imported when needed: a standalone broker starts faster
-without them.
+Nothing is opened before `start`. The cluster roles, the group coordinator and the parts for share groups are imported
+when needed: a broker starts faster without them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from headrace.broker.client_metrics.instances import ClientInstances
 from headrace.broker.clock import LoopClock, TimerClock
 from headrace.broker.configs import Configurations
 from headrace.broker.faults import Faults
-from headrace.broker.groups.coordinator import GroupCoordinator
 from headrace.broker.handlers import Handler, handler
 from headrace.broker.internal_topics import InternalTopics
 from headrace.broker.log import LogConfig, LogManager
@@ -44,6 +43,7 @@ from headrace.broker.security.authorizer import Authorizer, create_authorizer
 from headrace.broker.server.limits import ConnectionLimits
 from headrace.broker.server.listener import Listener, listeners_of
 from headrace.broker.server.server import Server
+from headrace.broker.statistics import Statistics
 from headrace.broker.tasks import on_loop_error
 from headrace.broker.topic_manager import TopicManager
 from headrace.broker.transactions.coordinator import TransactionCoordinator
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from headrace.broker.cluster.controller import Controller
     from headrace.broker.cluster.role import ClusterRole
     from headrace.broker.context import Session
+    from headrace.broker.groups.coordinator import GroupCoordinator
     from headrace.broker.partition import Partition
     from headrace.broker.share.coordinator import ShareCoordinator
     from headrace.broker.share.parts import ShareParts
@@ -80,7 +81,6 @@ class Broker:
     topic_manager: TopicManager
     internal: InternalTopics
     transactions: TransactionCoordinator
-    groups: GroupCoordinator
     authorizer: Authorizer
     authenticator: Authenticator
     quotas: QuotaManager
@@ -94,6 +94,7 @@ class Broker:
         self.rack = config.optional(str, "broker.rack")
         self.has_partitions = "broker" in config.of(tuple, "process.roles")  # False: a separate controller
         self.faults = Faults()
+        self.statistics = Statistics(self.clock)
         self.listeners: list[Listener] = listeners_of(config)
         self.handler: Callable[[int], Handler] = handler  # by API key
         self.decompression_limits = DecompressionLimits.of(config)
@@ -144,21 +145,19 @@ class Broker:
             self.log_config,
             lag_ms_max=config.of(int, "replica.lag.time.max.ms"),
             fetch_session_slots=config.of(int, "max.incremental.fetch.session.cache.slots"),
+            statistics=self.statistics,
         )
         own_id = self.node_id if self.has_partitions else None
         self.topic_manager = TopicManager(self.catalog, own_id, config, self.logs.strays)
         self.internal = InternalTopics(self.catalog, self.replicas, self.topic_manager, config)
         self._started.push_async_callback(self.internal.stop)
         self.transactions = TransactionCoordinator(self.internal, self.replicas, self.catalog, clock, config)
-        self.groups = GroupCoordinator(
-            self.internal, clock, config, self.catalog, self.transactions, share_states=lambda: self.share.states
-        )
-        self.replicas.marker_listener = self.groups.complete_transaction
         self._note_lost_transactions()  # before anything that can fail: a stop checkpoints the logs as they are now
         await self._enter_cluster(controller, previous_epoch)
         self._note_lost_transactions()  # again, with the producer ids of a newer catalog
         self.transactions.ids.seen(self.logs.last_producer_id)
         self.replicas.start()
+        self.logs.reconfigure(self.configurations.current())  # with the options that were changed before
         self.logs.start()
         self.replicas.leadership_listeners.append(self._coordinate)
         for partition in self.replicas.partitions():
@@ -168,15 +167,16 @@ class Broker:
         self.transactions.start()
         self._started.push_async_callback(self.transactions.stop)
         self.catalog.listeners.append(self._on_event)
-        self.groups.start()
         for listener in self.listeners:
             self.authenticator.prepare(listener)
         self.server = Server(self, self.listeners)
         self.server.disconnected_listeners.append(self._on_disconnected)
         self._started.callback(self.checking_threads.shutdown, wait=False, cancel_futures=True)
         self._started.push_async_callback(self.server.stop)
-        self._started.push_async_callback(self.groups.stop)  # before the server, which waits for pending requests
+        self._started.push_async_callback(self._stop_groups)  # before the server, which waits for pending requests
         await self.server.start()
+        self.statistics.start()
+        self._started.callback(self.statistics.stop)
         if self.cluster is not None:
             self._started.push_async_callback(self.cluster.leave)
             await self.cluster.join()
@@ -297,10 +297,12 @@ class Broker:
         return LogConfig.resolve(self.catalog.configs.of(TOPIC, topic), self.configurations.current())
 
     def _on_event(self, event: Event) -> None:
-        if event["kind"] in TOPIC_CHANGES:
+        if event["kind"] in TOPIC_CHANGES and self._has_groups:
             self.groups.consumer_settings.note_topics_changed()
         if event["kind"] == "topic-deleted":
-            self.groups.topic_deleted(event["name"])
+            self.statistics.topics.pop(event["name"], None)
+            if self._has_groups:
+                self.groups.topic_deleted(event["name"])
             if self._has_share_groups:
                 self.share.coordinator.topic_deleted(bytes.fromhex(event["id"]))
         if event["kind"] == "config" and event["resource"] == BROKER:
@@ -310,11 +312,37 @@ class Broker:
         """Apply the broker's current options. Topics inherit theirs through the replica manager."""
         current = self.configurations.current()
         self.logs.reconfigure(current)
-        self.groups.consumer_settings.reconfigure(current)
+        if self._has_groups:
+            self.groups.consumer_settings.reconfigure(current)
         try:
             self.server.limits = ConnectionLimits.of(current)
         except ConfigError as error:  # checked before, but a name may no longer have an address
             log.warning("limits on connections not changed: %s", error)
+
+    @cached_property
+    def groups(self) -> GroupCoordinator:
+        """The group coordinator, made on first use."""
+        from headrace.broker.groups.coordinator import GroupCoordinator  # not for brokers without groups: start-up time
+
+        groups = GroupCoordinator(
+            self.internal,
+            self.clock,
+            self.config,
+            self.catalog,
+            self.transactions,
+            share_states=lambda: self.share.states,
+        )
+        groups.consumer_settings.reconfigure(self.configurations.current())
+        self.replicas.marker_listener = groups.complete_transaction
+        return groups
+
+    @property
+    def _has_groups(self) -> bool:
+        return "groups" in vars(self)
+
+    async def _stop_groups(self) -> None:
+        if self._has_groups:
+            await self.groups.stop()
 
     @cached_property
     def share(self) -> ShareParts:

@@ -13,7 +13,7 @@ Kafka's too, except for these; their docs give the reason:
     headrace.schema.registry.*                    headrace only; Confluent's is a server of its own
     *.max.decompressed.bytes, *.compression.ratio headrace only, against zip bombs
     ssl.*store.type                               PEM, the only format that OpenSSL reads
-    sasl.enabled.mechanisms                       those with passwords, instead of Kerberos
+    sasl.enabled.mechanisms                       those with passwords; Kerberos needs an extra
     ssl.key.location, sasl.plain.users            headrace only, instead of key stores and JAAS
     `no_effect`                                   options that are accepted but have no effect (options/no_effect.txt)
 

@@ -56,9 +56,7 @@ async def _run(config: Config, announce: Callable[[RunningBroker], None], guard_
     ready = await service.start()
     if guard_fd is not None:
         loop.add_reader(guard_fd, _on_guard, service, guard_fd)
-    # Exclude the objects that exist now from later garbage collections.
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # exclude the objects that exist now from later garbage collections
     announce(ready)
     await service.stopping.wait()
     if guard_fd is not None:

@@ -25,6 +25,7 @@ from headrace.broker.log import Origin
 from headrace.broker.log.files import METADATA
 from headrace.broker.partition import UNKNOWN_OFFSET, Partition, PartitionEnv
 from headrace.broker.purgatory import DelayedDeleteRecords, DelayedProduce, Purgatory, not_enough_replicas_error
+from headrace.broker.statistics import Statistics
 from headrace.errors import BrokerError, Code
 from headrace.types import TopicPartition
 from headrace.wire.fields import ZERO_UUID
@@ -54,11 +55,13 @@ class ReplicaManager:
         *,
         lag_ms_max: int = 30_000,
         fetch_session_slots: int = 1000,
+        statistics: Statistics | None = None,
     ) -> None:
         self._node_id = node_id
         self._logs = logs
         self._catalog = catalog
         self._config_of = config_of
+        self._statistics = statistics or Statistics(clock)
         self._env = PartitionEnv(node_id, clock, lag_ms_max, self._is_eligible)
         self._partitions: dict[tuple[str, int], Partition] = {}  # by TopicPartition, or an equal plain tuple
         self._offline: set[TopicPartition] = set()  # not opened because of a stray folder
@@ -284,6 +287,10 @@ class ReplicaManager:
         if acks == -1 and len(partition.isr) < partition.log.config.min_insync_replicas:
             self._check_in_sync(partition)
         info = partition.log.append(records, origin=origin, leader_epoch=partition.leader_epoch)
+        if not info.duplicate:
+            topic = self._statistics.topic(partition.topic)
+            topic.records_in += info.last_offset - info.first_offset + 1
+            topic.bytes_in += info.size_bytes
         if partition.followers:
             self._notify_followers(partition, info)
         self.raise_high_watermark(partition)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from headrace.broker.registry.service import RegistryService
 
 STOP_SECONDS_MAX = 30.0
+STATUS_TOPICS_MAX = 100
+"""Topics in the status: those with the most bytes. The metrics have all."""
 REGISTRY_LISTENER = "headrace.schema.registry.listener"
 METRICS_LISTENER = "headrace.metrics.listener"
 
@@ -167,6 +169,8 @@ class Service:
                 {"folder": str(stray.folder), "reason": stray.reason} for stray in self._broker.logs.strays.values()
             ],
             **self._broker.server.counters(),
+            "request_statistics": self._broker.statistics.request_rows(),
+            "topic_statistics": self._broker.statistics.topic_rows(STATUS_TOPICS_MAX),
         }
 
     def _catalog_state(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from headrace.broker.control import (
     write_run_file,
 )
 from headrace.broker.embedded_cluster import ClusterBroker, EmbeddedCluster
+from headrace.broker.statistics import merged
 from headrace.errors import ConfigError, HeadraceError, IllegalStateError
 
 log = logging.getLogger("headrace.broker")
@@ -152,6 +153,8 @@ class Supervisor:
             **{name: first.get(name) for name in ("cluster_id", "topics", "partitions")},
             **{name: sum(row.get(name, 0) for row in rows) for name in _SUMMED},
             "task_failures": sum((Counter(row.get("task_failures", {})) for row in rows), Counter()),
+            "request_statistics": merged((row for each in rows for row in each.get("request_statistics", ())), "api"),
+            "topic_statistics": merged((row for each in rows for row in each.get("topic_statistics", ())), "topic"),
             "damaged": [f"broker {row['node_id']}: {text}" for row in rows for text in row.get("damaged", ())],
             "brokers": processes,
             "controller": controller,

@@ -5,8 +5,8 @@ produce.py         headrace produce: produce_input.py reads, record_sender.py se
 consume.py         headrace consume: offset_ranges.py selects, record_reader.py reads; group_reader.py reads as a
                    member of a group
 record_json.py     a record as a line of JSON, and back
-topic.py, group.py, txn.py, acl.py, user.py, quota.py, audit.py, bench.py, config_show.py, demo.py, pipeline.py, ui.py
-                   one command each
+topic.py, group.py, txn.py, acl.py, user.py, quota.py, audit.py, bench.py, config_show.py, demo.py, pipeline.py, ui.py,
+verify.py          one command each
 broker.py          headrace broker; `broker start` in broker_start.py
 doctor.py          headrace doctor: checks of this machine (doctor_machine.py) and of brokers (doctor_broker.py,
                    listener_probe.py)

@@ -18,6 +18,7 @@ from headrace.client.text_formats import format_duration_ms
 STOP_SECONDS_MAX = 40.0
 """Slightly more than a broker's own limit for a clean stop."""
 LEADERLESS_SHOWN_MAX = 20
+STATISTICS_SHOWN_MAX = 10
 _POLL_SECONDS = 0.02
 _FAULT_FIELDS = (
     "topic",
@@ -80,10 +81,28 @@ def _status_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{len(leaderless) - LEADERLESS_SHOWN_MAX} more partitions have no leader; --format json lists all"
     for stray in facts.get("strays", ()):
         yield f"stray folder, kept: {stray['folder']}: {stray['reason']}"
+    yield from _statistics_lines(facts)
     for name, count in facts.get("task_failures", {}).items():
         yield f"background task {name} failed {count} times: check the log, and report this"
     for text in facts.get("damaged", ()):
         yield f"damaged: {text}"
+
+
+def _statistics_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the busiest types of requests and topics, with the rates and times of the last minute."""
+    requests = sorted(facts.get("request_statistics", ()), key=lambda row: -row["requests"])
+    if requests:
+        yield f"{'request':28}{'total':>12}{'per s':>12}{'failed':>10}{'mean ms':>10}{'max ms':>10}"
+    for row in requests[:STATISTICS_SHOWN_MAX]:
+        times = f"{row['mean_ms']:>10,.2f}{row['max_ms']:>10,.2f}"
+        yield f"{row['api']:28}{row['requests']:>12,}{row['requests_per_s']:>12,.1f}{row['failed']:>10,}{times}"
+    topics = sorted(facts.get("topic_statistics", ()), key=lambda row: -row["bytes_in"] - row["bytes_out"])
+    if topics:
+        yield f"{'topic':28}{'records in':>12}{'per s':>12}{'failed':>10}{'MB in':>10}{'MB out':>10}"
+    for row in topics[:STATISTICS_SHOWN_MAX]:
+        failed, sizes = row["failed_produces"] + row["failed_fetches"], f"{row['bytes_in'] / 1e6:>10,.1f}"
+        sizes += f"{row['bytes_out'] / 1e6:>10,.1f}"
+        yield f"{row['topic']:28}{row['records_in']:>12,}{row['records_in_per_s']:>12,.1f}{failed:>10,}{sizes}"
 
 
 def _process_text(row: Mapping[str, object]) -> str:

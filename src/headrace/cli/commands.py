@@ -42,6 +42,7 @@ _COMMANDS = {
     "demo": CommandInfo("demo", "Deliver a million orders exactly once while processes are killed.", _SPARK),
     "pipeline": CommandInfo("pipeline", "Run a pipeline: a source, SQL, and an exactly-once topic sink.", _SPARK),
     "audit": CommandInfo("audit", "Compare a source with a topic: lost, duplicated, out of order.", _SPARK),
+    "verify": CommandInfo("verify", "Check a history of clients: lost, torn, duplicated, skipped.", _DIAGNOSTICS),
     "doctor": CommandInfo("doctor", "Check this machine and the connection to the brokers.", _DIAGNOSTICS),
     "config": CommandInfo("config_show", "Show options, their values and where they come from.", _DIAGNOSTICS),
     "bench": CommandInfo("bench", "Measure the producer, the broker, Spark, the wire format.", _DIAGNOSTICS),

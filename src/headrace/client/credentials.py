@@ -1,4 +1,4 @@
-"""SASL credentials: a user name and password, or a token provider.
+"""SASL credentials: a user name and password, a token provider, or Kerberos.
 
 options → SaslSettings (checked) → mechanism(host) for each connection → wire/sasl.py
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from headrace.client import tls
+from headrace.client import oauth, tls
+from headrace.client.kerberos import KerberosSettings
 from headrace.client.plugins import PluginKind, PluginLoader
 from headrace.client.tls import TlsSettings
 from headrace.config import Config, jaas_options
 from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import ConfigError
 from headrace.wire.sasl import (
+    GSSAPI,
     MECHANISMS,
     OAUTHBEARER,
     PLAIN,
@@ -42,14 +44,21 @@ class SaslSettings:
     token_provider: TokenProvider | None = field(default=None, repr=False)
     token_auth: bool = False
     """User name and password are the id and HMAC of a delegation token (KIP-48)."""
+    kerberos: KerberosSettings | None = None
 
     def __post_init__(self) -> None:
         if self.name not in MECHANISMS:
-            hint = "; Kerberos is not supported" if self.name == "GSSAPI" else ""
-            raise ConfigError(f"sasl.mechanism: {self.name!r} is not one of {', '.join(MECHANISMS)}{hint}")
+            raise ConfigError(f"sasl.mechanism: {self.name!r} is not one of {', '.join(MECHANISMS)}")
+        if self.name == GSSAPI:
+            if self.kerberos is None:
+                raise ConfigError("sasl.mechanism=GSSAPI needs KerberosSettings")
+            return
         if self.name == OAUTHBEARER:
             if not callable(self.token_provider):
-                raise ConfigError(f"sasl.mechanism={self.name} needs a token provider: a callable that returns a token")
+                raise ConfigError(
+                    f"sasl.mechanism={self.name} needs a token provider: set sasl.oauthbearer.token.endpoint.url, or "
+                    "sasl.login.callback.handler.class to a callable that returns a token"
+                )
             return
         for option, value in (("sasl.username", self.username), ("sasl.password", self.password)):
             if not value:
@@ -60,7 +69,9 @@ class SaslSettings:
             raise ConfigError(f"delegation tokens need {SCRAM_SHA_256} or {SCRAM_SHA_512}, not sasl.mechanism={PLAIN}")
 
     def mechanism(self, host: str) -> Mechanism:
-        """Return a new authentication exchange; `host` is for messages."""
+        """Return a new authentication exchange with the broker at an endpoint."""
+        if self.kerberos is not None:
+            return self.kerberos.mechanism(host)
         if self.name == OAUTHBEARER:
             assert self.token_provider is not None
             return OAuthBearerMechanism(host, self.token_provider)
@@ -136,6 +147,8 @@ def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
         return SaslSettings(mechanism, token_provider=_token_provider(config, plugins))
     jaas = config.revealed("sasl.jaas.config")
     from_jaas = {} if jaas is None else jaas_options(jaas)
+    if mechanism == GSSAPI:
+        return SaslSettings(mechanism, kerberos=_kerberos(config, from_jaas))
     return SaslSettings(
         mechanism,
         username=config.optional(str, "sasl.username") or from_jaas.get("username"),
@@ -144,9 +157,18 @@ def sasl_settings(config: Config, plugins: PluginLoader) -> SaslSettings | None:
     )
 
 
+def _kerberos(config: Config, from_jaas: Mapping[str, str]) -> KerberosSettings:
+    """Return the Kerberos settings; those of sasl.jaas.config are named as for Java's Krb5LoginModule."""
+    return KerberosSettings(
+        config.optional(str, "sasl.kerberos.service.name") or from_jaas.get("serviceName", ""),
+        config.optional(str, "sasl.kerberos.principal") or from_jaas.get("principal"),
+        config.optional(str, "sasl.kerberos.keytab") or from_jaas.get("keyTab"),
+    )
+
+
 def _token_provider(config: Config, plugins: PluginLoader) -> TokenProvider | None:
     option = "sasl.login.callback.handler.class"
     value = config[option]
     if value is None:
-        return None
+        return oauth.token_provider(config, SYSTEM_CLOCK)
     return TokenCache(plugins.load(option, value, _TOKEN_PROVIDER).provider, SYSTEM_CLOCK.time_ms)

@@ -192,8 +192,8 @@ SASL_OPTIONS = (
         "sasl.mechanism",
         "str",
         "GSSAPI",
-        "The authentication mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. Kafka's default must be "
-        "changed: Kerberos is not supported.",
+        "The authentication mechanism: GSSAPI (Kerberos; needs the extra `kerberos`), PLAIN, SCRAM-SHA-256, "
+        "SCRAM-SHA-512 or OAUTHBEARER.",
     ),
     Option("sasl.username", "str", None, "The user name for PLAIN and SCRAM; takes precedence over sasl.jaas.config."),
     Option("sasl.password", "password", None, "The password for PLAIN and SCRAM; takes precedence, too."),
@@ -201,13 +201,57 @@ SASL_OPTIONS = (
         "sasl.jaas.config",
         "password",
         None,
-        "User name and password in Java's format: a login module and its options. The module is ignored.",
+        "User name and password, or principal and keyTab, in Java's format: a login module and its options. The module "
+        "is ignored.",
     ),
     Option(
         "sasl.login.callback.handler.class",
         "class",
         None,
         "For OAUTHBEARER: a function, or the path of one, that returns a token.",
+    ),
+    Option(
+        "sasl.kerberos.service.name",
+        "str",
+        None,
+        "The first part of the brokers' Kerberos principal: kafka of kafka/host@REALM.",
+    ),
+    Option(
+        "sasl.kerberos.principal",
+        "str",
+        None,
+        "The client's Kerberos principal (as in librdkafka); takes precedence over sasl.jaas.config. Not set: that of "
+        "the ticket cache or keytab.",
+    ),
+    Option(
+        "sasl.kerberos.keytab",
+        "str",
+        None,
+        "The keytab with the client's keys (as in librdkafka); takes precedence, too. Not set: the tickets of kinit.",
+    ),
+    Option(
+        "sasl.oauthbearer.token.endpoint.url",
+        "str",
+        None,
+        "For OAUTHBEARER: where tokens are requested with the client credentials (http, https), or a file with one "
+        "(file).",
+    ),
+    Option("sasl.oauthbearer.client.credentials.client.id", "str", None, "The client id at the token endpoint."),
+    Option("sasl.oauthbearer.client.credentials.client.secret", "password", None, "The client secret there."),
+    Option("sasl.oauthbearer.scope", "str", None, "The scope to request."),
+    Option("sasl.oauthbearer.header.urlencode", "bool", False, "URL-encode client id and secret.", None, "low"),
+    Option(
+        "sasl.login.read.timeout.ms", "int", None, "The time limit for a token endpoint; not set: 10 s.", None, "low"
+    ),
+    Option("sasl.login.retry.backoff.ms", "long", 100, "The first back-off for a token endpoint.", None, "low"),
+    Option("sasl.login.retry.backoff.max.ms", "long", 10_000, "The maximum of that back-off.", None, "low"),
+    Option(
+        "sasl.login.refresh.window.factor",
+        "double",
+        0.8,
+        "The share of a token's lifetime after which it is renewed.",
+        Between(0.5, 1.0),
+        "low",
     ),
 )
 
@@ -225,14 +269,6 @@ INERT_SASL_OPTIONS = (
         Option(
             "sasl.login.connect.timeout.ms", "int", None, "The connection timeout of a token endpoint.", None, "low"
         ),
-        Option("sasl.login.read.timeout.ms", "int", None, "The read timeout of a token endpoint.", None, "low"),
-        Option("sasl.login.retry.backoff.ms", "long", 100, "The first back-off for a token endpoint.", None, "low"),
-        Option("sasl.login.retry.backoff.max.ms", "long", 10_000, "The maximum of that back-off.", None, "low"),
-        Option("sasl.oauthbearer.token.endpoint.url", "str", None, "The URL of the token endpoint."),
-        Option("sasl.oauthbearer.scope", "str", None, "The scope to request."),
-        Option("sasl.oauthbearer.client.credentials.client.id", "str", None, "The client id at the token endpoint."),
-        Option("sasl.oauthbearer.client.credentials.client.secret", "password", None, "The client secret there."),
-        Option("sasl.oauthbearer.header.urlencode", "bool", False, "URL-encode client id and secret.", None, "low"),
         Option("sasl.oauthbearer.jwt.retriever.class", "class", None, "The class that fetches a token."),
         Option(
             "sasl.oauthbearer.assertion.algorithm",
@@ -268,14 +304,6 @@ INERT_SASL_OPTIONS = (
     ),
     *_inert(
         "a token is renewed after 80 % of its lifetime",
-        Option(
-            "sasl.login.refresh.window.factor",
-            "double",
-            0.8,
-            "The share of a token's lifetime after which it is renewed.",
-            Between(0.5, 1.0),
-            "low",
-        ),
         Option("sasl.login.refresh.window.jitter", "double", 0.05, "The jitter of it.", Between(0.0, 0.25), "low"),
         Option(
             "sasl.login.refresh.min.period.seconds",
@@ -295,8 +323,7 @@ INERT_SASL_OPTIONS = (
         ),
     ),
     *_inert(
-        "Kerberos is not supported",
-        Option("sasl.kerberos.service.name", "str", None, "The brokers' principal."),
+        "the Kerberos library gets and renews tickets by itself",
         Option("sasl.kerberos.kinit.cmd", "str", "/usr/bin/kinit", "The kinit command.", None, "low"),
         Option("sasl.kerberos.min.time.before.relogin", "long", 60_000, "The time between two logins.", None, "low"),
         Option(

@@ -46,17 +46,21 @@ class CommonOptions(TypedDict, total=False):
     sasl_password: str | Secret | None
     sasl_jaas_config: str | Secret | None
     sasl_login_callback_handler_class: object
-    sasl_client_callback_handler_class: object
-    sasl_login_class: object
-    sasl_login_connect_timeout_ms: int | str | None
+    sasl_kerberos_service_name: str | None
+    sasl_kerberos_principal: str | None
+    sasl_kerberos_keytab: str | None
+    sasl_oauthbearer_token_endpoint_url: str | None
+    sasl_oauthbearer_client_credentials_client_id: str | None
+    sasl_oauthbearer_client_credentials_client_secret: str | Secret | None
+    sasl_oauthbearer_scope: str | None
+    sasl_oauthbearer_header_urlencode: bool | str | None
     sasl_login_read_timeout_ms: int | str | None
     sasl_login_retry_backoff_ms: int | str | None
     sasl_login_retry_backoff_max_ms: int | str | None
-    sasl_oauthbearer_token_endpoint_url: str | None
-    sasl_oauthbearer_scope: str | None
-    sasl_oauthbearer_client_credentials_client_id: str | None
-    sasl_oauthbearer_client_credentials_client_secret: str | Secret | None
-    sasl_oauthbearer_header_urlencode: bool | str | None
+    sasl_login_refresh_window_factor: float | str | None
+    sasl_client_callback_handler_class: object
+    sasl_login_class: object
+    sasl_login_connect_timeout_ms: int | str | None
     sasl_oauthbearer_jwt_retriever_class: object
     sasl_oauthbearer_assertion_algorithm: str | None
     sasl_oauthbearer_assertion_claim_aud: str | None
@@ -69,11 +73,9 @@ class CommonOptions(TypedDict, total=False):
     sasl_oauthbearer_assertion_private_key_file: str | None
     sasl_oauthbearer_assertion_private_key_passphrase: str | Secret | None
     sasl_oauthbearer_assertion_template_file: str | None
-    sasl_login_refresh_window_factor: float | str | None
     sasl_login_refresh_window_jitter: float | str | None
     sasl_login_refresh_min_period_seconds: int | str | None
     sasl_login_refresh_buffer_seconds: int | str | None
-    sasl_kerberos_service_name: str | None
     sasl_kerberos_kinit_cmd: str | None
     sasl_kerberos_min_time_before_relogin: int | str | None
     sasl_kerberos_ticket_renew_window_factor: float | str | None
@@ -367,6 +369,14 @@ class BrokerOptions(TypedDict, total=False):
     sasl_jaas_config: str | Secret | None
     sasl_plain_users: str | Secret | Mapping[str, str] | None
     sasl_server_callback_handler_class: object
+    sasl_kerberos_principal_to_local_rules: str | list[str] | tuple[str, ...] | None
+    sasl_oauthbearer_jwks_endpoint_url: str | None
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int | str | None
+    sasl_oauthbearer_expected_audience: str | list[str] | tuple[str, ...] | None
+    sasl_oauthbearer_expected_issuer: str | None
+    sasl_oauthbearer_clock_skew_seconds: int | str | None
+    sasl_oauthbearer_scope_claim_name: str | None
+    sasl_oauthbearer_sub_claim_name: str | None
     sasl_server_max_receive_size: int | str | None
     connections_max_reauth_ms: int | str | None
     sasl_mechanism_inter_broker_protocol: str | None

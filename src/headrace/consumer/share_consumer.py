@@ -2,8 +2,9 @@
 
     subscribe → poll → acknowledge (explicit mode) → commit_sync, or the next poll → … → close
 
-In implicit mode, the records of a poll are accepted by the next poll, by a commit and by `close`. In explicit mode
-(share.acknowledgement.mode=explicit) each record is acknowledged before the next poll.
+In implicit mode, the records of a poll are accepted by the next poll, by a commit and by the end of a `with` block. In
+explicit mode (share.acknowledgement.mode=explicit) each record is acknowledged before the next poll. As in Java,
+`close` accepts nothing by itself: what an application was processing when it failed is delivered again.
 """
 
 from __future__ import annotations
@@ -265,9 +266,10 @@ class ShareConsumer:
         self._engine.wakeup()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Send acknowledgements, release other records, leave the group and close the connections."""
-        if not self._is_explicit and self._delivered and not self._engine.is_closed:
-            self._finish_delivered()
+        """Send acknowledgements, release other records, leave the group and close the connections.
+
+        Records of the last poll that are neither acknowledged nor committed are delivered again.
+        """
         self._engine.close(timeout * 1000)
 
     def __enter__(self) -> Self:
@@ -276,4 +278,7 @@ class ShareConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close. Without an exception, the records of the last poll count as processed."""
+        if kind is None and not self._is_explicit and not self._engine.is_closed:
+            self._finish_delivered()
         self.close()

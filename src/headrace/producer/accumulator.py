@@ -320,7 +320,7 @@ class Accumulator:
     def _backoff_ms(self, batch: ProducerBatch) -> float:
         settings = self._settings
         # The jitter depends on the batch only, so that `ready` gives the same result each time.
-        rng = random.Random(id(batch) ^ batch.attempts)
+        rng = random.Random(hash((batch.created_ms, batch.partition, batch.attempts)))
         return exponential_backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, batch.attempts, rng)
 
     def drain(
@@ -461,6 +461,10 @@ class Accumulator:
 
     def has_incomplete(self) -> bool:
         return bool(self._incomplete)
+
+    def awaits_results(self) -> bool:
+        """Return whether a batch has no result, or is in flight; the I/O thread removes it from here a moment later."""
+        return any(batch.in_flight or not batch.is_done for batch in self.incomplete())
 
     def undrained(self) -> list[ProducerBatch]:
         """Remove and return all queued batches, because of an abort or a forced close."""

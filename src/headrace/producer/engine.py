@@ -445,7 +445,7 @@ class SendEngine:
         Connections, metadata and the I/O thread stay. All records must have been acknowledged.
         """
         manager = self._manager("detach_transaction")
-        if self.accumulator.has_incomplete():
+        if self.accumulator.awaits_results():
             raise IllegalStateError("detach_transaction() while records are not acknowledged: call flush() first")
         manager.begin_reset(transactional_id).wait(self.settings.max_block_ms)
 

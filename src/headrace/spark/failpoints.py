@@ -5,6 +5,8 @@
 An action is done once: a marker file keeps a restarted process from doing it again. The folder of the marker files is
 `markers=FOLDER` in the option, or HEADRACE_FAILPOINTS_DIR. `name=action*` is done every time.
 
+`trace=FILE` appends to a trace of the commit protocol (tracing.py).
+
 `hold` waits for the test: the marker file shows that the failpoint is reached, and the test then writes `name.go` next
 to it, with another action, or empty to continue.
 
@@ -25,7 +27,7 @@ from headrace.spark.holders import nearest_jvm
 ENABLED, FOLDER = "HEADRACE_FAILPOINTS", "HEADRACE_FAILPOINTS_DIR"
 SLEEP_SECONDS_MAX = 600.0
 HOLD_POLL_SECONDS = 0.02
-MARKERS = "markers"
+MARKERS, TRACE = "markers", "trace"
 
 FAILPOINTS = {
     # On an executor.
@@ -68,12 +70,16 @@ class Failpoints:
     def __init__(self, given: str) -> None:
         self._actions: dict[str, str] = {}
         self._folder = os.environ.get(FOLDER)
+        self.trace = ""
         if given and os.environ.get(ENABLED) != "1":
             raise ConfigError(f"headrace.failpoints is for tests: leave it out, or set {ENABLED}=1 in the environment")
         for item in filter(None, (part.strip() for part in given.split(","))):
             name, _, action = item.partition("=")
             if name == MARKERS:
                 self._folder = action
+                continue
+            if name == TRACE:
+                self.trace = action
                 continue
             kind = action.rstrip("*").partition(":")[0]
             if name not in FAILPOINTS or kind not in ("kill", "kill-driver", "raise", "hold", "sleep"):

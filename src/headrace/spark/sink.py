@@ -46,7 +46,7 @@ from headrace.spark.read_columns import SchemasByField
 from headrace.spark.shipping import Shipped
 from headrace.spark.sink_options import PLAN_MS_MAX, SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, current_task_attempt, merged
-from headrace.spark.transactions import Redo, Transactions
+from headrace.spark.tracing import new_committer
 from headrace.spark.worker import PerRun
 from headrace.telemetry.listeners import CommitListener
 from headrace.telemetry.models import BatchOutcome
@@ -186,13 +186,8 @@ def _timed_plan(options: SinkOptions, schema: StructType) -> tuple[Limits, TaskT
 
 def _committer(options: SinkOptions, sink: str, run: str, *, is_single_use: bool = False) -> Committer:
     client = BlockingClient(options.client_settings())
-    return Committer(
-        sink,
-        run,
-        Ledger(options, sink, client),
-        Transactions(client),
-        Redo(client),
-        failpoints=Failpoints(options.failpoints),
+    return new_committer(
+        *(options, sink, run, client, Failpoints(options.failpoints)),
         on_close=client.close,
         replay_check=options.replay_check,
         is_single_use=is_single_use,

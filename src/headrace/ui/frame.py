@@ -36,6 +36,7 @@ NAVIGATION = (
     ("Groups", "/groups", "g"),
     ("Pipelines", "/pipelines", "s"),
     ("Access", "/access", "a"),
+    ("Requests", "/requests", "r"),
     ("Faults", "/faults", "f"),
 )
 """Name, path, and the key that opens it after `g`."""

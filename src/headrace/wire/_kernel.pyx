@@ -21,7 +21,6 @@ from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_
 from libc.string cimport memcpy, memset
 
 from headrace.errors import CorruptBatchError, MalformedError, UnsupportedVersionError
-from headrace.wire._reference.message_sets import decode_message_set as _decode_message_set_in_python
 from headrace.wire.layout import BatchHeader, ConsumerRecord, EncodedBatch, LegacyMessage, Record, SingleBatch
 
 cdef extern from "_crc32c.h" nogil:

@@ -100,6 +100,12 @@ cdef inline object _message_piece(const uint8_t **at, const uint8_t *end, bint *
     return PyBytes_FromStringAndSize(<const char *>(at[0] - length), length)
 
 
+cdef list _decode_in_python(data, bint partial_tail):
+    """Decode with the reference, which raises the errors. Imported on first use: a broker starts faster without it."""
+    from headrace.wire._reference.message_sets import decode_message_set as decode
+    return decode(data, partial_tail)
+
+
 def decode_message_set(data, bint partial_tail):
     """Decode and check all entries. With `partial_tail`, an incomplete last entry is ignored."""
     cdef _View view = _View(data)
@@ -117,12 +123,12 @@ def decode_message_set(data, bint partial_tail):
         if size >= MESSAGE_SIZE_MIN and size > end - entry - MESSAGE_PREFIX_BYTES and partial_tail:
             break
         if size < MESSAGE_SIZE_MIN or size > end - entry - MESSAGE_PREFIX_BYTES:
-            return _decode_message_set_in_python(data, partial_tail)  # raises the error
+            return _decode_in_python(data, partial_tail)  # raises the error
         entry_end = entry + MESSAGE_PREFIX_BYTES + size
         at = entry + MESSAGE_MAGIC_OFFSET
         magic = at[0]
         if magic > 1 or hr_crc32(at, entry_end - at) != hr_get32(entry + 12):
-            return _decode_message_set_in_python(data, partial_tail)
+            return _decode_in_python(data, partial_tail)
         message = named_tuple(LegacyMessage, 7)
         set_item(message, 0, entry - view.data)
         set_item(message, 1, <int64_t>hr_get64(entry))
@@ -135,7 +141,7 @@ def decode_message_set(data, bint partial_tail):
         value = _message_piece(&at, entry_end, &fits)
         set_item(message, 6, value)
         if not fits or at != entry_end:
-            return _decode_message_set_in_python(data, partial_tail)
+            return _decode_in_python(data, partial_tail)
         messages.append(message)
         entry = entry_end
     return messages

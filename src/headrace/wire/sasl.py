@@ -1,5 +1,7 @@
 """SASL, the client side: the exchange of requests, and the mechanisms PLAIN, SCRAM and OAUTHBEARER.
 
+GSSAPI (Kerberos) needs a library that talks to the KDC, so it is in client/kerberos.py.
+
     authenticate(mechanism)    a generator: SaslHandshake → SaslAuthenticate … → session lifetime
     mechanism.first()          → the token of the first SaslAuthenticate request
     mechanism.step(challenge)  → the next token, or None if both sides are authenticated
@@ -37,7 +39,8 @@ PLAIN = "PLAIN"
 SCRAM_SHA_256 = "SCRAM-SHA-256"
 SCRAM_SHA_512 = "SCRAM-SHA-512"
 OAUTHBEARER = "OAUTHBEARER"
-MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER)
+GSSAPI = "GSSAPI"
+MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER, GSSAPI)
 
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 SCRAM_NUMBERS = {SCRAM_SHA_256: 1, SCRAM_SHA_512: 2}
@@ -53,6 +56,9 @@ ITERATIONS_MAX = 1_000_000
 """About half a second of hashing: more would block the I/O thread."""
 REFUSAL_BYTES_MAX = 1000
 """The maximum size of a broker's explanation in an error."""
+
+NO_SECURITY_LAYER = b"\x01\0\0\0"
+"""GSSAPI's choice of a security layer, and its buffer size: Kafka's protocol has none (RFC 4752)."""
 
 _NONCE_BYTES = 24
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
@@ -138,6 +144,11 @@ def authenticate(
             return response.session_lifetime_ms
         token = next_token
     raise mechanism.failure(f"the broker exceeded the limit of {ROUND_TRIPS_MAX} SASL round trips")
+
+
+def offers_no_security_layer(layers: bytes) -> bool:
+    """Return whether a message about GSSAPI's security layers allows to have none."""
+    return len(layers) >= len(NO_SECURITY_LAYER) and bool(layers[0] & NO_SECURITY_LAYER[0])
 
 
 class PlainMechanism(Mechanism):

@@ -79,6 +79,7 @@ def consume_to_end(
             "enable.auto.commit": False,
             "isolation.level": isolation,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is known with the first fetch that returns nothing
             "log_level": 0,
         }
     )
@@ -87,7 +88,7 @@ def consume_to_end(
         consumer.assign([TopicPartition(topic, partition, 0)])
         deadline = time.monotonic() + SECONDS_MAX
         while time.monotonic() < deadline:
-            for message in consumer.consume(10_000, timeout=0.5):
+            for message in consumer.consume(10_000, timeout=0.05):
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     return records

@@ -1,19 +1,20 @@
 """The metrics of the broker and of its clients in the text format of Prometheus, served over HTTP.
 
-GET /metrics    headrace_broker_…     counters of this broker
+GET /metrics    headrace_broker_…     counters of this broker, its types of requests and its topics
                 org_apache_kafka_…    what clients push, with labels that name the client
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from headrace.broker.client_metrics.instances import ClientInstance
 from headrace.broker.client_metrics.otlp import Point
 from headrace.broker.registry.http_server import HttpRequest, HttpResponse, HttpServer
 from headrace.broker.registry.service import parse_listener
+from headrace.broker.statistics import TopicStatistics
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -46,7 +47,13 @@ class MetricsService:
         if request.method not in ("GET", "HEAD"):
             return _error(405, f"method {request.method} is not allowed: expected GET")
         counters = {"connections": len(self._broker.server.connections), **self._broker.server.counters()}
-        lines = [*_broker_lines(counters), *client_lines(self._broker.client_instances.all())]
+        statistics = self._broker.statistics
+        lines = [
+            *_broker_lines(counters),
+            *_request_lines(statistics.request_rows()),
+            *_topic_lines(statistics.topic_rows()),
+            *client_lines(self._broker.client_instances.all()),
+        ]
         return HttpResponse(200, "".join(f"{line}\n" for line in lines).encode(), CONTENT_TYPE)
 
 
@@ -60,6 +67,27 @@ def _broker_lines(counters: Mapping[str, int]) -> Iterator[str]:
         full_name = f"headrace_broker_{name}" if is_gauge else f"headrace_broker_{name}_total"
         yield f"# TYPE {full_name} {'gauge' if is_gauge else 'counter'}"
         yield f"{full_name} {value}"
+
+
+def _request_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the counters of each type of request. The time includes waiting for records, replicas and other members."""
+    for name, key in (("requests", "requests"), ("failed_requests", "failed"), ("request_seconds", "seconds")):
+        full_name = f"headrace_broker_api_{name}_total"
+        yield f"# TYPE {full_name} counter"
+        for row in rows:
+            yield f'{full_name}{{api="{row["api"]}"}} {row[key]!r}'
+    yield "# TYPE headrace_broker_api_errors_total counter"
+    for row in rows:
+        for error, count in row["errors"].items():
+            yield f'headrace_broker_api_errors_total{{api="{row["api"]}",error="{error}"}} {count}'
+
+
+def _topic_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for name in TopicStatistics.__slots__:
+        full_name = f"headrace_broker_topic_{name}_total"
+        yield f"# TYPE {full_name} counter"
+        for row in rows:
+            yield f'{full_name}{{topic="{row["topic"]}"}} {row[name]}'
 
 
 def client_lines(instances: Iterable[ClientInstance]) -> Iterator[str]:

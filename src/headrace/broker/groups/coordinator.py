@@ -105,13 +105,7 @@ class GroupCoordinator:
         self._share_components: dict[int, _ShareComponents] = {}  # made on first use
         self._is_stopped = False
 
-    # -- start and stop --------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Load the partitions of __consumer_offsets that this broker leads."""
-        self.consumer_settings.note_topics_changed()  # the catalog may be a newer copy of the controller's
-        for index in self._internal.partitions_led(CONSUMER_OFFSETS):
-            self.load(index)
+    # -- loading and stop -------------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Fail waiting requests and finish pending writes."""

@@ -55,8 +55,8 @@ SASL = (
         "sasl.enabled.mechanisms",
         "list",
         ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
-        "The enabled mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER (Kafka's default is Kerberos, which "
-        "is not supported). There are no users until you add them.",
+        "The enabled mechanisms: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, GSSAPI (Kerberos, Kafka's default; "
+        "needs the extra `kerberos`). There are no users until you add them.",
     ),
     Option(
         "sasl.jaas.config",
@@ -65,7 +65,7 @@ SASL = (
         'The users of PLAIN in Java\'s format: a login module, then user_alice="secret" for each user, and '
         'username="…" password="…" for connections to other brokers, also with SCRAM. As in Kafka, with the prefix '
         "listener.name.<name>.<mechanism>., or without it for all listeners. For OAUTHBEARER: the options of Kafka's "
-        "unsecured tokens.",
+        'unsecured tokens. For GSSAPI: keyTab="…" principal="kafka/host@REALM".',
     ),
     Option(
         "sasl.plain.users",
@@ -80,8 +80,32 @@ SASL = (
         None,
         "For one listener and mechanism (listener.name.<name>.<mechanism>.…): a function or its path. PLAIN: it gets "
         "user and password and returns whether they are valid. OAUTHBEARER: it gets a token and returns a BearerToken "
-        "or raises. A function that waits must be async. `unsecured` accepts unsigned tokens, for tests.",
+        "or raises; not needed with sasl.oauthbearer.jwks.endpoint.url. A function that waits must be async. "
+        "`unsecured` accepts unsigned tokens, for tests.",
     ),
+    Option(
+        "sasl.kerberos.principal.to.local.rules",
+        "list",
+        ("DEFAULT",),
+        "Rules that name the user of a Kerberos principal, in the form of Hadoop's auth_to_local; the first match "
+        "applies. DEFAULT: the first part of a principal of the broker's realm.",
+        None,
+        "low",
+    ),
+    Option(
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "str",
+        None,
+        "Where the keys are that tokens of OAUTHBEARER are signed with: http, https or file. Needs the extra `oauth`.",
+    ),
+    Option("sasl.oauthbearer.jwks.endpoint.refresh.ms", "long", 3_600_000, "How often keys are fetched.", None, "low"),
+    Option("sasl.oauthbearer.expected.audience", "list", (), "A token must be for one of these.", None, "low"),
+    Option("sasl.oauthbearer.expected.issuer", "str", None, "A token must be of this issuer.", None, "low"),
+    Option(
+        "sasl.oauthbearer.clock.skew.seconds", "int", 30, "The maximum clock difference to the issuer.", None, "low"
+    ),
+    Option("sasl.oauthbearer.scope.claim.name", "str", "scope", "The claim with the scopes of a token.", None, "low"),
+    Option("sasl.oauthbearer.sub.claim.name", "str", "sub", "The claim with the user of a token.", None, "low"),
     Option("sasl.server.max.receive.size", "int", 524_288, "The maximum request size before authentication."),
     Option(
         "connections.max.reauth.ms",
@@ -94,8 +118,8 @@ SASL = (
         "sasl.mechanism.inter.broker.protocol",
         "str",
         "SCRAM-SHA-512",
-        "The mechanism for connections between brokers, if their listener uses SASL: PLAIN or SCRAM (Kafka's default "
-        "is Kerberos, which is not supported). The user is in sasl.jaas.config.",
+        "The mechanism for connections between brokers, if their listener uses SASL: PLAIN or SCRAM (Kafka's default, "
+        "Kerberos, is for clients only). The user is in sasl.jaas.config.",
     ),
 )
 

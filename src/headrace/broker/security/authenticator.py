@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 from headrace.broker.broker_options import for_listener
 from headrace.broker.catalog.security import Users
 from headrace.broker.clock import TimerClock
 from headrace.broker.context import Session
+from headrace.broker.security.jwks import JwksSettings, JwksTokens
+from headrace.broker.security.kerberos import RULES_OPTION, Acceptor
 from headrace.broker.security.mechanisms import (
     OAuthBearer,
     PasswordCheck,
@@ -30,12 +32,14 @@ from headrace.broker.security.tls import Certificate, MappingRules, server_conte
 from headrace.broker.server.listener import Listener
 from headrace.config import Config, Secret, jaas_options
 from headrace.errors import ConfigError
-from headrace.wire.sasl import MECHANISMS, OAUTHBEARER, PLAIN
+from headrace.wire.sasl import GSSAPI, MECHANISMS, OAUTHBEARER, PLAIN
 
 _CALLBACK = "sasl.server.callback.handler.class"
+_OAUTH = "org.apache.kafka.common.security.oauthbearer"
+_SIGNED = (None, f"{_OAUTH}.OAuthBearerValidatorCallbackHandler")
 _UNSECURED = (
     "unsecured",
-    "org.apache.kafka.common.security.oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler",
+    f"{_OAUTH}.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler",
 )
 
 
@@ -94,8 +98,7 @@ class Authenticator:
         names = cast("tuple[str, ...]", self._option(listener, "sasl.enabled.mechanisms"))
         for name in names:
             if name not in MECHANISMS:
-                hint = "; Kerberos is not supported" if name == "GSSAPI" else ""
-                raise ConfigError(f"invalid sasl.enabled.mechanisms entry {name!r}: expected one of {_LISTED}{hint}")
+                raise ConfigError(f"invalid sasl.enabled.mechanisms entry {name!r}: expected one of {_LISTED}")
         if not names:
             raise ConfigError(
                 f"listener {listener} uses SASL, but sasl.enabled.mechanisms is empty: set some of {_LISTED}"
@@ -109,7 +112,15 @@ class Authenticator:
         if name == OAUTHBEARER:
             validator = self._validator(listener)
             return lambda: OAuthBearer(validator)
+        if name == GSSAPI:
+            return self._acceptor(listener).mechanism
         return lambda: Scram(name, self._users)
+
+    def _acceptor(self, listener: str) -> Acceptor:
+        text = self._option(listener, "sasl.jaas.config", GSSAPI)
+        given = jaas_options(text.reveal()) if isinstance(text, Secret) else {}
+        rules = cast("tuple[str, ...]", self._option(listener, RULES_OPTION))
+        return Acceptor(given.get("keyTab"), given.get("principal"), rules)
 
     def _password_check(self, listener: str) -> PasswordCheck:
         prefix = f"listener.name.{listener.lower()}.{PLAIN.lower()}."
@@ -125,10 +136,13 @@ class Authenticator:
 
     def _validator(self, listener: str) -> Validator:
         callback = self._option(listener, _CALLBACK, OAUTHBEARER)
-        if callback is None:
+        url = cast("str | None", self._option(listener, "sasl.oauthbearer.jwks.endpoint.url"))
+        if callback in _SIGNED and url is not None:
+            return self._signed(listener, url)
+        if callback in _SIGNED:
             raise ConfigError(
-                f"SASL OAUTHBEARER needs a token validator: set listener.name.{listener.lower()}.oauthbearer."
-                f"{_CALLBACK} to a function, or to `unsecured` for tests"
+                "SASL OAUTHBEARER needs a token validator: set sasl.oauthbearer.jwks.endpoint.url, or "
+                f"listener.name.{listener.lower()}.oauthbearer.{_CALLBACK} to a function, or to `unsecured` for tests"
             )
         if callback not in _UNSECURED:
             return cast(Validator, _resolve_callback(callback))
@@ -141,6 +155,21 @@ class Authenticator:
             required_scope=frozenset(given.get("unsecuredValidatorRequiredScope", "").split()),
             skew_ms=int(given.get("unsecuredValidatorAllowableClockSkewMs", "0")),
         )
+
+    def _signed(self, listener: str, url: str) -> JwksTokens:
+        def option(name: str) -> Any:
+            return self._option(listener, name)
+
+        settings = JwksSettings(
+            url,
+            option("sasl.oauthbearer.jwks.endpoint.refresh.ms"),
+            option("sasl.oauthbearer.expected.audience"),
+            option("sasl.oauthbearer.expected.issuer"),
+            option("sasl.oauthbearer.sub.claim.name"),
+            option("sasl.oauthbearer.scope.claim.name"),
+            option("sasl.oauthbearer.clock.skew.seconds"),
+        )
+        return JwksTokens(settings, self._clock)
 
 
 _LISTED = ", ".join(MECHANISMS)

@@ -187,7 +187,7 @@ class MappingRules:
             if match[1] is None:
                 rules.append(None)
             else:
-                rules.append(_Rule(_compile(match[1]), re.sub(r"\$(\d)", r"\\\1", match[2]), match[3]))
+                rules.append(_Rule(_compile(match[1]), from_java_replacement(match[2]), match[3]))
             rest = rest[match.end() :].lstrip(",").lstrip()
         return cls(rules)
 
@@ -202,6 +202,11 @@ class MappingRules:
                 user = match.expand(rule.replacement)
                 return user.lower() if rule.case == "L" else user.upper() if rule.case == "U" else user
         return name
+
+
+def from_java_replacement(text: str) -> str:
+    """Return the replacement of a rule in Python's form: Java writes groups as $1, and the whole match as $0."""
+    return re.sub(r"\$(\d)", r"\\g<\1>", text)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

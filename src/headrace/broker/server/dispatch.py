@@ -15,7 +15,7 @@ import struct
 from collections.abc import Awaitable, Coroutine
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headrace.broker.context import Context, HandlerResult
 from headrace.broker.error_responses import mirrored_error
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.security.sasl import SaslAuthentication
     from headrace.broker.server.connection import ServerConnection
+    from headrace.wire.api.fetch import FetchRequest, FetchResponse
+    from headrace.wire.api.produce import ProduceResponse
 
 log = logging.getLogger("headrace.broker")
 
 _int32 = struct.Struct(">i")
 _PRODUCE = int(ApiKey.PRODUCE)
+_FETCH = int(ApiKey.FETCH)
 _ABANDONABLE = frozenset({ApiKey.FETCH, ApiKey.CATALOG_FETCH})
 """Read-only requests, which are cancelled when the connection is closed."""
 
@@ -72,6 +75,7 @@ class Dispatcher:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._produces = broker.statistics.request(_PRODUCE)
 
     def __call__(self, connection: ServerConnection, frame: Buffer) -> list[Buffer] | DelayedResponse | None:
         """Handle a request; return the response, or None if there is none or the connection is being closed."""
@@ -87,16 +91,17 @@ class Dispatcher:
                 connection.close(f"{api_name(header[0])} without authentication, or after the session has expired")
                 return None
             broker = self._broker
+            started = perf_counter()
             if header[0] == _PRODUCE and not (broker.faults.active or broker.quotas.active):
                 response = append_single_batch(broker, connection.session, header, frame, pos)
                 if response is not None:
+                    self._produces.record(perf_counter() - started)
                     return [response]
             request = decode_request_body(header, frame, pos)
         except MalformedError as error:
             connection.close(str(error))
             return None
         context = Context(connection.session, header[0], header[1], header[3], header[2])
-        started = perf_counter()
         try:
             handle = broker.handler(header[0])
             if broker.faults.active and (fault := broker.faults.match(context, request)) is not None:
@@ -104,10 +109,13 @@ class Dispatcher:
             else:
                 result = handle(broker, context, request)
             if isinstance(result, Message) and not broker.quotas.active:  # the common case
-                return encode_response(result, header[1], header[2])
+                buffers = encode_response(result, header[1], header[2])
+                self._record(header[0], request, result, started)
+                return buffers
         except Exception as error:
             return self._failed(_Call(connection, context, request, len(frame), started), error)
         if result is None:
+            broker.statistics.request(header[0]).record(perf_counter() - started)
             return None
         call = _Call(connection, context, request, len(frame), started)
         if isinstance(result, Message):
@@ -132,14 +140,26 @@ class Dispatcher:
             response = await result
         except Exception as error:
             return self._failed(call, error)
-        # The time of waiting does not count as request time.
-        return None if response is None else self._finish(call, response, ended)
+        if response is None:
+            self._broker.statistics.request(call.context.api_key).record(perf_counter() - call.started)
+            return None
+        return self._finish(call, response, ended)  # for quotas, the time of waiting is not request time
+
+    def _record(self, api_key: int, request: Message, response: Message, started: float) -> None:
+        """Count a request, the errors in its response, and what its topics were sent."""
+        statistics, topics = self._broker.statistics, self._broker.catalog.topics
+        statistics.responded(api_key, response, perf_counter() - started)
+        if api_key == _PRODUCE:
+            statistics.produced(cast("ProduceResponse", response), topics)
+        elif api_key == _FETCH:
+            statistics.fetched(cast("FetchRequest", request), cast("FetchResponse", response), topics)
 
     def _finish(self, call: _Call, response: Message, ended: float) -> list[Buffer] | None:
         """Encode the response. Over quota, it carries the throttle time and the connection is muted (KIP-219)."""
         context = call.context
         try:
             buffers = encode_response(response, context.api_version, context.correlation_id)
+            self._record(context.api_key, call.request, response, call.started)
             if self._broker.quotas.active:
                 throttle_ms = self._broker.quotas.throttle_ms(
                     context,
@@ -175,9 +195,9 @@ class Dispatcher:
     def _failed(self, call: _Call, error: Exception) -> list[Buffer] | None:
         """Return the response of a failed request."""
         if isinstance(error, CloseConnection):
+            self._broker.statistics.closed(call.context.api_key, perf_counter() - call.started)
             call.connection.close(str(error))
             return None
-        self._broker.server.failed_requests += 1
         if isinstance(error, BrokerError):
             code = error.code
         else:
@@ -187,6 +207,7 @@ class Dispatcher:
             )
         response = failed_response(call.context, call.request, code, str(error.args[0]) if error.args else "")
         if response is None:
+            self._broker.statistics.closed(call.context.api_key, perf_counter() - call.started)
             call.connection.close(f"{call.name} failed, and its response has no error code")
             return None
         return self._finish(call, response, perf_counter())

@@ -61,8 +61,8 @@ class Server:
         self._buffers = (config.of(int, "socket.send.buffer.bytes"), config.of(int, "socket.receive.buffer.bytes"))
         self._idle_seconds_max = config.of(int, "connections.max.idle.ms") / 1000
         self.limits = ConnectionLimits.of(broker.configurations.current())  # replaced when they are changed
-        # Since the start, for the live view.
-        self.requests = self.failed_requests = self.received_bytes = self.sent_bytes = 0
+        self.requests = self.received_bytes = self.sent_bytes = 0  # since the start
+        self._statistics = broker.statistics
         self._next_creation = 0.0  # when the next connection may be served, in loop time
         self._per_host = Counter[str]()
         self._acceptors: list[Acceptor] = []
@@ -86,7 +86,7 @@ class Server:
         """Return the counters since the start."""
         return {
             "requests": self.requests,
-            "failed_requests": self.failed_requests,
+            "failed_requests": self._statistics.failed_requests,
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
         }

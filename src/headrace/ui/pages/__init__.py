@@ -11,6 +11,7 @@ from headrace.ui.pages import (
     overview,
     pipelines,
     producers,
+    requests,
     schema,
     topic,
     topics,
@@ -29,5 +30,6 @@ PAGES = (
     groups,
     pipelines,
     access,
+    requests,
     faults,
 )
