@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from typing import cast
 
 import pytest
 
@@ -18,6 +19,7 @@ from headrace import (
     FencedInstanceIdError,
     IllegalStateError,
     InvalidTopicError,
+    OffsetAndMetadata,
     OffsetOutOfRangeError,
     Producer,
     TimedOutError,
@@ -84,6 +86,66 @@ def test_invalid_arguments_are_refused(either):
             consumer.seek_to_time(-5)
         with pytest.raises(ValueError, match="invalid max_records"):
             consumer.poll(0, max_records=0)
+
+
+TP = TopicPartition("t", 0)
+
+
+@pytest.mark.behaviour("C10")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda consumer: consumer.subscribe(5), "invalid topics: expected a list of names, got 5"),
+        (lambda consumer: consumer.subscribe(b"t"), "invalid topics"),
+        (lambda consumer: consumer.subscribe([5]), "invalid topic: expected its name as a string, got 5"),
+        (lambda consumer: consumer.subscribe("t", listener=print), r"has no on_assigned\(\)"),
+        (lambda consumer: consumer.assign("t"), "expected a list of TopicPartition"),
+        (lambda consumer: consumer.assign(TP), "expected a list of TopicPartition"),
+        (lambda consumer: consumer.assign([("t", "0")]), r"expected TopicPartition\(topic, number\), got \('t', '0'\)"),
+        (lambda consumer: consumer.assign([("t", -1)]), "expected a number of 0 or more"),
+        (lambda consumer: consumer.assign({TP: "3"}), "invalid offset: expected an integer, got '3'"),
+        (lambda consumer: consumer.poll("1"), "invalid timeout: expected seconds, got '1'"),
+        (lambda consumer: consumer.poll(None), "invalid timeout"),
+        (lambda consumer: consumer.poll(float("nan")), "invalid timeout"),
+        (lambda consumer: consumer.poll(1, max_records="a"), "invalid max_records"),
+        (lambda consumer: consumer.poll_arrow("1"), "invalid timeout"),
+        (lambda consumer: consumer.seek(TP, 3.5), "invalid offset: expected an integer, got 3.5"),
+        (lambda consumer: consumer.seek("t-0", 3), "invalid partition: expected TopicPartition"),
+        (lambda consumer: consumer.seek_to_time("x"), "invalid timestamp_ms"),
+        (lambda consumer: consumer.pause("t"), "expected a list of TopicPartition"),
+        (lambda consumer: consumer.commit("x"), "expected a mapping"),
+        (lambda consumer: consumer.commit({TP: "x"}), "invalid offset"),
+        (lambda consumer: consumer.commit({TP: -5}), "invalid offset: expected 0 or more, got -5"),
+        (lambda consumer: consumer.commit({TP: OffsetAndMetadata(1, cast(str, b""))}), "invalid metadata"),
+        (lambda consumer: consumer.commit_async({TP: 1}, 5), "invalid on_commit"),
+        (lambda consumer: consumer.committed(TP), "expected a list of TopicPartition"),
+        (lambda consumer: consumer.end_offsets("t"), "expected a list of TopicPartition"),
+        (lambda consumer: consumer.offsets_for_times({TP: "x"}), "invalid time"),
+        (lambda consumer: consumer.partitions_for(5), "invalid topic"),
+    ],
+)
+def test_values_of_wrong_types_are_refused_at_once(silent_consumer, call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call(silent_consumer)
+
+
+@pytest.fixture(scope="module")
+def silent_consumer():
+    """A consumer without a broker: what it refuses must not depend on one."""
+    with Consumer(bootstrap_servers="localhost:1", group_id="g", default_api_timeout_ms=100) as consumer:
+        yield consumer
+
+
+@pytest.mark.behaviour("C10")
+def test_a_poll_after_one_with_an_invalid_argument_reads_on(either):
+    topic = new_topic(either, "arguments")
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
+        producer.send(topic, b"a record").result(SECONDS_MAX)
+    with open_consumer(either) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        with pytest.raises(TypeError, match="invalid timeout"):
+            consumer.poll("soon")
+        assert [record.value for record in consumer.poll(float("inf"))] == [b"a record"]
 
 
 @pytest.mark.behaviour("C10")

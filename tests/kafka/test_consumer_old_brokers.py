@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from headrace import Consumer, UnsupportedVersionError
+from headrace import Consumer, ShareConsumer, UnsupportedVersionError
 from headrace.broker import EmbeddedBroker
 from tests.support.peers.real_kafka import RealKafka
-from tests.support.polling import fill, poll_until, produce
+from tests.support.polling import SECONDS_MAX, fill, poll_until, produce
 from tests.support.topics import unique
 
 PREVIEW = {
@@ -33,6 +35,20 @@ def check_refused(broker) -> None:
 @pytest.mark.behaviour("C03")
 def test_kafka_39_without_the_consumer_protocol_is_an_error_with_a_remedy(kafka39):
     check_refused(kafka39)
+
+
+@pytest.mark.behaviour("C10")
+def test_kafka_39_without_share_groups_is_an_error(kafka39):
+    with ShareConsumer(bootstrap_servers=kafka39.bootstrap, group_id=unique("group")) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(UnsupportedVersionError, match=r"share groups.*Kafka 4\.2 or newer"):
+            poll_share_until_error(consumer)
+
+
+def poll_share_until_error(consumer: ShareConsumer) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < deadline:
+        consumer.poll(0.1)
 
 
 @pytest.mark.behaviour("C03")

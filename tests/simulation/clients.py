@@ -10,13 +10,14 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
+from tests.support.history import Ended, Event, Outcome, Read, SendResult, Sent
+
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.client.fetcher import Fetcher
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import TopicPartition
 from tests.simulation.world import Process, Thread, World
 from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError, OnResult
-from tests.support.history import Ended, Event, Outcome, Read, SendResult, Sent
 
 RECORDS_MAX = 6  # of a transaction
 ABORT_CHANCE, ZOMBIE_CHANCE = 0.2, 0.05

@@ -14,6 +14,7 @@ import random
 from collections.abc import Sequence
 
 import pyarrow as pa
+from tests.support.history import Ended, Outcome, Sent
 
 from headrace.client.blocking import BlockingClient
 from headrace.errors import HeadraceError
@@ -28,7 +29,6 @@ from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, merged
 from headrace.spark.transactions import Redo, Transactions
 from tests.simulation.clients import Scope, SimulatedClient
-from tests.support.history import Ended, Outcome, Sent
 
 QUERY = "query"
 TASKS_MAX, ROWS_MAX = 3, 4

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.history import Batch, Replica
+
 from headrace.wire.records import read_batches
 from tests.simulation.checks import anomalies_of
 from tests.simulation.clients import (
@@ -36,7 +38,6 @@ from tests.simulation.faults import Faults
 from tests.simulation.network import Network
 from tests.simulation.seams import installed
 from tests.simulation.world import World
-from tests.support.history import Batch, Replica
 
 TOPIC = "t"
 RECOVERY_SECONDS_MAX = 300.0

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.support.history import Ended, Outcome, Read, SendResult, Sent
 
 ROOT = Path(__file__).resolve().parent.parent.parent

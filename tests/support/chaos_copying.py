@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.broker import EmbeddedCluster
 from headrace.errors import HeadraceError
@@ -52,6 +54,21 @@ BEFORE_SECONDS = 12
 REASONS_MAX, REASON_CHARS_MAX = 12, 160
 
 
+class Failure(NamedTuple):
+    """A worker that has ended with an error."""
+
+    at: float
+    worker: str
+    reason: str
+
+
+class WorkerFault(NamedTuple):
+    at: float
+    worker: str
+    kind: str
+    seconds: float
+
+
 class Workers(threading.Thread):
     """Keeps workers running, and injects faults into them until `calm`."""
 
@@ -62,7 +79,8 @@ class Workers(threading.Thread):
         self.copied_records = 0
         self.transactions = 0
         self.aborted: Counter[str] = Counter()  # By reason.
-        self.failed: list[tuple[float, str]] = []  # When, and why.
+        self.failed: list[Failure] = []
+        self.injected: list[WorkerFault] = []
         self.starts = 0
         self._copying = copying
         self._cluster = cluster
@@ -102,9 +120,9 @@ class Workers(threading.Thread):
         self.starts += 1
         # Half of them are static members: those get their partitions back when they restart.
         flags = ("--static",) if int(name[-1]) % 2 else ()
-        self._processes[name] = self._copying.start(name, *flags, on_line=self._on_line)
+        self._processes[name] = self._copying.start(name, *flags, on_line=partial(self._on_line, name))
 
-    def _on_line(self, line: str) -> None:
+    def _on_line(self, name: str, line: str) -> None:
         word, _, rest = line.partition(" ")
         with self._lock:
             if word == "copied":
@@ -113,7 +131,7 @@ class Workers(threading.Thread):
             elif word == "aborted":
                 self.aborted[rest] += 1
             elif word == "failed":
-                self.failed.append((time.monotonic(), rest))
+                self.failed.append(Failure(time.monotonic(), name, rest))
 
     def calm(self) -> None:
         """Inject no more faults; the workers go on."""
@@ -134,6 +152,7 @@ class Workers(threading.Thread):
             self._bag = self._rng.sample(sorted(self._kinds), len(self._kinds))
         kind, seconds = self._bag.pop(), self._rng.uniform(*FAULT_SECONDS)
         self.faults[kind] += 1
+        self.injected.append(WorkerFault(time.monotonic(), process.name, kind, seconds))
         self._kinds[kind](process, seconds)
 
     def _kill(self, process: CopyingProcess, seconds: float) -> None:
@@ -194,20 +213,21 @@ class CopyRun:
             *_listed(workers.aborted),
             f"workers ended with an error: {len(workers.failed)} times",
             *(
-                f"  {reason[:REASON_CHARS_MAX]}; before: {self._before(at)}"
-                for at, reason in workers.failed[:REASONS_MAX]
+                f"  {failure.worker}: {failure.reason[:REASON_CHARS_MAX]}; before: {self._before(failure)}"
+                for failure in workers.failed[:REASONS_MAX]
             ),
             *(f"check of {topic}: {verdict}" for topic, verdict in zip((SOURCE, TARGET), self.verdicts, strict=True)),
             f"files: {self.folder}",
         ]
         return "\n".join(lines)
 
-    def _before(self, at: float) -> str:
-        """Return the faults of brokers in the seconds before a failure of a worker, with their durations."""
-        recent = [i for i in self.broker_faults if at - BEFORE_SECONDS < i.at < at]
-        return (
-            ", ".join(f"{i.fault} of {i.broker} at {i.at - at:.1f} s for {i.seconds:.1f} s" for i in recent) or "none"
-        )
+    def _before(self, failure: Failure) -> str:
+        """Return the faults of brokers, and of the worker, in the seconds before its failure."""
+        at = failure.at
+        faults = [(i.at, f"{i.fault} of {i.broker}", i.seconds) for i in self.broker_faults]
+        faults += [(i.at, i.kind, i.seconds) for i in self.workers.injected if i.worker == failure.worker]
+        recent = sorted(fault for fault in faults if at - BEFORE_SECONDS < fault[0] < at)
+        return ", ".join(f"{text} at {when - at:.1f} s for {seconds:.1f} s" for when, text, seconds in recent) or "none"
 
 
 def _listed(reasons: Counter[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ a rebalance, `copied N` after a commit, `aborted REASON`, and `failed REASON` be
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 
 from headrace import AbortableError, Consumer, HeadraceError, Producer, RebalanceListener
@@ -23,6 +24,8 @@ TRANSACTION_MS = 20_000
 
 
 def say(text: str) -> None:
+    if text.startswith(("assigned", "aborted", "failed")):
+        logging.info("%s", text)
     print(" ".join(text.split()), flush=True)
 
 
@@ -71,6 +74,7 @@ def work(arguments: argparse.Namespace, producer: Producer, consumer: Consumer) 
 
 def main() -> int:
     arguments = parse()
+    logging.basicConfig(format="%(asctime)s %(process)d %(message)s", level=logging.INFO)
     session = {"session.timeout.ms": arguments.session_ms, "heartbeat.interval.ms": HEARTBEAT_MS}
     if arguments.protocol == "consumer":  # the broker sets them
         session = {}

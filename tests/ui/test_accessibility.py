@@ -33,7 +33,16 @@ def test_every_page_is_accessible_and_requests_no_other_host(tab, live, admin, b
     page, watch = tab
     topic, name = writer
     admin.alter_group_offsets("checked", {TopicPartition(topic, 0): 0})
-    paths = ["/", "/topics", f"/topics/{topic}", "/producers", "/pipelines", "/transactions", f"/transaction?id={name}"]
+    paths = [
+        "/",
+        "/topics",
+        f"/topics/{topic}",
+        "/producers",
+        "/consumers",
+        "/pipelines",
+        "/transactions",
+        f"/transaction?id={name}",
+    ]
     flaws_by_page = {}
     for path in [*paths, "/groups", "/group?name=checked", "/faults"]:
         page.goto(path)

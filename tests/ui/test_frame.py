@@ -13,6 +13,7 @@ PAGES = {
     "/": "Overview",
     "/topics": "Topics",
     "/producers": "Producers",
+    "/consumers": "Consumers",
     "/transactions": "Transactions",
     "/groups": "Groups",
     "/pipelines": "Pipelines",

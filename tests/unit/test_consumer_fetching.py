@@ -234,3 +234,28 @@ def test_no_more_is_requested_than_the_buffer_has_room_for():
     kept = len(batch(0, 20))
     rig.run(lambda: len(rig.fetches()) > 1)
     assert rig.fetches()[-1][1].max_bytes == min(800, 1000 - kept)
+
+
+def test_the_next_fetch_is_sent_before_the_application_takes_the_data():
+    rig = Rig()
+    rig.cluster.script(ApiKey.FETCH, response(batch(0)), response(batch(1)))
+    rig.run(lambda: len(rig.buffer) == 2)
+    with pytest.raises(AssertionError, match="did not become true"):  # nobody takes the two
+        rig.run(lambda: len(rig.fetches()) > 2)
+    taken = list(rig.buffer.take())
+    rig.fetcher.data_taken()
+    assert offsets_of(taken) + offsets_of(rig.fetch(response(batch(2)))) == [0, 1, 2]
+    asked = [request.topics[0].partitions[0].fetch_offset for _, request in rig.fetches()]
+    assert asked == [0, 1, 2]
+
+
+def test_data_of_a_moved_partition_do_not_delay_its_next_fetch():
+    rig = Rig()
+    rig.cluster.script(ApiKey.FETCH, response(batch(0)), response(batch(1)))
+    rig.run(lambda: len(rig.buffer) == 2)
+    rig.partition = AssignedPartition(TP, PositionState.FETCH)
+    rig.partition.start_at(50)
+    rig.assignment = Assignment({TP: rig.partition}, 2)
+    rig.cluster.script(ApiKey.FETCH, response(batch(50)))
+    rig.run(lambda: len(rig.buffer) == 3)
+    assert rig.fetches()[2][1].topics[0].partitions[0].fetch_offset == 50

@@ -289,6 +289,16 @@ def test_a_topic_that_was_created_again_loses_its_partitions():
     assert owned(rig.sent()) == {IDS["t again"]: [0]}
 
 
+def test_a_group_that_is_not_there_although_joining_creates_it_is_of_another_kind():
+    rig = Rig()
+    rig.member.subscribe(Topics(frozenset({"t"})))
+    rig.sent()
+    rig.respond(error_code=Code.GROUP_ID_NOT_FOUND, error_message="Group g is not a consumer group.")
+    rig.expect(MemberState.FAILED)
+    (error,) = rig.application.errors
+    assert "Group g is not a consumer group; use another group.id" in str(error)
+
+
 @pytest.mark.parametrize("code", [Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.GROUP_ID_NOT_FOUND])
 def test_a_fenced_member_gives_up_its_partitions_and_joins_with_the_same_id(code):
     rig = Rig()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import select
 import socket
+import sys
 import threading
 import time
 
@@ -78,6 +80,54 @@ def test_available_bytes_are_received_without_blocking(pair):
     theirs.close()
     select.select([ours], [], [], SECONDS_MAX)
     assert ours.recv_into(room) == 0
+
+
+def test_a_large_room_is_filled_by_several_pieces_and_ends_with_the_stream(pair):
+    ours, theirs = pair
+    data, room = random.Random(1).randbytes(3_000_000), memoryview(bytearray(4_000_000))
+    with pytest.raises(BlockingIOError):
+        ours.recv_into(room)
+    sender = threading.Thread(target=lambda: (theirs.sendall(data), theirs.close()), daemon=True)
+    sender.start()
+    filled = 0
+    while select.select([ours], [], [], SECONDS_MAX)[0] and (count := ours.recv_into(room[filled:])):
+        filled += count
+    sender.join(SECONDS_MAX)
+    assert room[:filled] == data
+
+
+@pytest.mark.skipif(PromptSocket is socket.socket, reason="not compiled, or HEADRACE_KERNEL=python")
+def test_a_large_room_is_received_without_the_gil(pair):
+    ours, theirs = pair
+    if not isinstance(ours, PromptSocket):
+        pytest.skip("Python's socket does not wait for more")
+    rounds, room = 200, bytearray(1_000_000)
+    entered = [threading.Event() for _ in range(rounds)]
+
+    def send_more():
+        for event in entered:
+            event.wait(SECONDS_MAX)
+            theirs.sendall(b"y")
+
+    sender = threading.Thread(target=send_more, daemon=True)
+    sender.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SECONDS_MAX)  # the sender runs only while this thread has released the GIL
+    both = 0
+    try:
+        for event in entered:
+            theirs.sendall(b"x")
+            select.select([ours], [], [], SECONDS_MAX)
+            event.set()
+            count = ours.recv_into(room)
+            both += count == 2
+            while count < 2:
+                select.select([ours], [], [], SECONDS_MAX)
+                count += ours.recv_into(room)
+    finally:
+        sys.setswitchinterval(interval)
+    sender.join(SECONDS_MAX)
+    assert both > 0
 
 
 def test_a_closed_peer_is_an_error_not_a_signal(pair):

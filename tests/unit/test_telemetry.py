@@ -15,12 +15,17 @@ from headrace.telemetry.models import (
     BrokerConnection,
     BufferPoolStatus,
     CommitReport,
+    ConsumerReport,
+    ConsumerTotals,
     CurrentBatch,
+    FetchBufferStatus,
     Latencies,
+    MemberStatus,
     PartitionQueueStatus,
     Percentiles,
     PipelineReport,
     PipelineTotals,
+    PositionStatus,
     ProducerReport,
     ProducerTotals,
     ReportedError,
@@ -45,6 +50,18 @@ PRODUCER = ProducerReport(
     latency=Latencies(delivery=Percentiles(1.0, 2.0, 3.0, 4.0)),
     errors=(ReportedError(1, "send", "failed", 2),),
 )
+CONSUMER = ConsumerReport(
+    **ENVELOPE,
+    client_id="reader",
+    member=MemberStatus("billing", "consumer", "stable", "member-1", 3),
+    assigned=2,
+    paused=1,
+    lag=7,
+    positions=(PositionStatus("orders", 0, "fetching", 5, 7), PositionStatus("orders", 1, "paused")),
+    buffer=FetchBufferStatus(1000, 400),
+    poll_age_ms=1.5,
+    totals=ConsumerTotals(5.0, 500.0, 2.0, 1.0),
+)
 COMMITS = CommitReport(
     **ENVELOPE,
     name="orders",
@@ -67,7 +84,7 @@ def changed(report, **fields):
     return json.dumps({**json.loads(encode(report)), **fields}).encode()
 
 
-@pytest.mark.parametrize("report", [PRODUCER, COMMITS, DRIVER], ids=["producer", "commits", "pipeline"])
+@pytest.mark.parametrize("report", [PRODUCER, CONSUMER, COMMITS, DRIVER], ids=lambda report: report.kind)
 def test_reports_survive_encoding(report):
     assert decode(encode(report)) == report
 
@@ -89,7 +106,7 @@ def test_long_texts_are_cut():
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"[]", "report: expected an object"),
-        (b'{"kind": "unknown"}', "kind: expected producer, commits, pipeline, got 'unknown'"),
+        (b'{"kind": "unknown"}', "kind: expected producer, consumer, commits, pipeline, got 'unknown'"),
         (b'{"kind": []}', "kind: expected producer"),
         (changed(PRODUCER, pid="1"), "pid: expected a number, got str"),
         (changed(PRODUCER, pid=True), "pid: expected a number, got True"),

@@ -35,6 +35,8 @@ class CommonOptions(TypedDict, total=False):
     metrics_sample_window_ms: int | str | None
     metrics_recording_level: str | None
     metric_reporters: object
+    view_url: str | None
+    view_token: str | Secret | None
     enable_metrics_push: bool | str | None
     auto_include_jmx_reporter: bool | str | None
     config_providers: str | list[str] | tuple[str, ...] | None
@@ -115,8 +117,6 @@ class CommonOptions(TypedDict, total=False):
 class ProducerOptions(CommonOptions, total=False):
     """Options of `Producer`, `AsyncProducer` and `MockProducer`."""
 
-    view_url: str | None
-    view_token: str | Secret | None
     acks: str | int | None
     batch_size: int | str | None
     linger_ms: int | str | None

@@ -51,6 +51,10 @@ JOIN_MARGIN_MS = 5000.0
 """How much longer than the rebalance timeout to wait for the response to JoinGroup."""
 METADATA_WAIT_MS_MAX = 5000.0
 """How long a leader waits for the metadata of topics of other members; then it assigns without them."""
+INCONSISTENT = (
+    "its members share no assignor (partition.assignment.strategy), or it is of another kind. List the assignors of "
+    "the other members, or use another group.id"
+)
 REMOVED = frozenset({Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION})
 
 
@@ -156,7 +160,6 @@ class ClassicMembership(Membership):
         self._is_rejoin_needed = False
         attempt = self._attempt
         if lost:
-            self._forget_member(self._member_id if self._settings.instance_id else "")
             self._previous = []
 
         def on_done() -> None:
@@ -166,14 +169,18 @@ class ClassicMembership(Membership):
         self._application.revoke(self._step(), on_done, lost=lost, keeps=self._is_cooperative)
 
     def _on_removed(self, code: int) -> None:
-        """Join again as a new member: the group has removed this one."""
+        """Join again: the group has removed this member, or has a newer generation of it."""
         if self._state in OUTSIDE or self._generation == NO_GENERATION:
             return  # that is known already
         self._log.warning("removed from the group: %s", BrokerError(code=code))
         if self._state is MemberState.REVOKING:
             self._transition_to(MemberState.JOINING)
-        self._forget_member()
+        self._forget_generation(code)
         self._revoke(lost=True)
+
+    def _forget_generation(self, code: int) -> None:
+        """With ILLEGAL_GENERATION, keep the id, as in Java: the group would wait for this member under its old id."""
+        self._forget_member(self._member_id if code == Code.ILLEGAL_GENERATION else "")
 
     # -- join ----------------------------------------------------------------------------------
 
@@ -315,9 +322,10 @@ class ClassicMembership(Membership):
         if code in MOVED:
             self._coordinator.forget(BrokerError(api, code=code))
         elif code in REMOVED:
-            self._forget_member()
+            self._forget_generation(code)
         elif code not in (Code.COORDINATOR_LOAD_IN_PROGRESS, Code.REBALANCE_IN_PROGRESS):
-            self._fail(BrokerError(f"{api} of group {self._settings.group_id!r}", code=code))
+            remedy = f": {INCONSISTENT}" if code == Code.INCONSISTENT_GROUP_PROTOCOL else ""
+            self._fail(BrokerError(f"{api} of group {self._settings.group_id!r}{remedy}", code=code))
             return
         self._retry_join()
 

@@ -16,6 +16,7 @@ from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock, timed
+from headrace.consumer import arguments
 from headrace.consumer.arrow_stream import stream
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
@@ -119,9 +120,10 @@ class Consumer:
             group = self._group("subscribe")
             if (topics is None) == (pattern is None):
                 raise ValueError("subscribe() needs either topics or a pattern")
+            arguments.check_listener(listener)
+            names = frozenset() if topics is None else arguments.topics_of(topics)
             if group.topics is None and engine.assignment.partitions:
                 raise IllegalStateError("partitions were assigned with assign(): call unsubscribe() first")
-            names = frozenset([topics] if isinstance(topics, str) else topics or ())
             if not names and pattern is None:
                 raise ValueError("subscribe() got no topics: call unsubscribe() to leave the group")
             group.subscribe(group.matching(names, pattern, engine.settings.matches_internal_topics), listener)
@@ -156,14 +158,13 @@ class Consumer:
 
     def assign(self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int]) -> None:
         """Read these partitions, without the group's assignment. A mapping has the offsets to start at."""
-        starts = partitions if isinstance(partitions, Mapping) else dict.fromkeys(partitions)
+        starts = arguments.starts_of(partitions)
         with self._entered() as engine:
             if self.is_subscribed():
                 raise IllegalStateError("the consumer has subscribed to topics: call unsubscribe() before assign()")
             current = engine.assignment.partitions
             assigned = []
-            for given, offset in starts.items():
-                name = TopicPartition(*given)
+            for name, offset in starts.items():
                 if offset is not None:
                     assigned.append(_moved(AssignedPartition(name, PositionState.RESET), offset))
                 else:
@@ -177,7 +178,7 @@ class Consumer:
     def partitions_for(self, topic: str, timeout: float | None = None) -> Sequence[PartitionInfo]:
         """Return the partitions of a topic, as the metadata has them."""
         with self._entered() as engine:
-            engine.wait_for_topic(topic, self._timeout_ms(timeout))
+            engine.wait_for_topic(arguments.topic_of(topic), self._timeout_ms(timeout))
             return engine.metadata.cluster.topics[topic].partitions
 
     # -- reading -------------------------------------------------------------------------------
@@ -187,7 +188,8 @@ class Consumer:
 
         Listeners of rebalances are called in here.
         """
-        count_max = self._engine.settings.max_poll_records if max_records is None else max_records
+        default = self._engine.settings.max_poll_records
+        count_max = default if max_records is None else arguments.integer_of(max_records, "max_records")
         if count_max < 1:
             raise ValueError(f"invalid max_records: expected 1 or more, got {count_max}")
         interceptors = self._engine.interceptors
@@ -196,7 +198,7 @@ class Consumer:
             records = self._reader.records(count_max)
             return interceptors.on_consume(records) if records and interceptors else records
 
-        return self._poll(take, timeout * 1000) or []
+        return self._poll(take, arguments.milliseconds(timeout)) or []
 
     def poll_arrow(self, timeout: float = POLL_SECONDS) -> pa.RecordBatch | None:
         """Return fetched records as columns; None after `timeout` seconds.
@@ -204,7 +206,7 @@ class Consumer:
         The columns are topic, partition, offset, timestamp, timestampType, key, value, headers, with the types of
         `arrow_schema`. The size of a batch is limited by fetch.max.bytes, not by max.poll.records.
         """
-        return self._poll(self._reader.columns, timeout * 1000)
+        return self._poll(self._reader.columns, arguments.milliseconds(timeout))
 
     def _poll(self, take: Callable[[], T | None], timeout_ms: float) -> T | None:
         with self._entered() as engine:
@@ -265,10 +267,9 @@ class Consumer:
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Continue at an offset."""
-        if offset < 0:
-            raise ValueError(f"invalid offset: expected 0 or more, got {offset}; see seek_to_beginning, seek_to_end")
+        position = arguments.offset_of(offset, "; see seek_to_beginning, seek_to_end")
         with self._entered() as engine:
-            engine.replace([_moved(engine.partition(partition), offset)])
+            engine.replace([_moved(engine.partition(partition), position)])
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Continue at the first records of these partitions, by default of all assigned ones."""
@@ -280,7 +281,7 @@ class Consumer:
 
     def seek_to_time(self, timestamp_ms: int, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Continue at the first record of that time (in milliseconds) or later, or at the end."""
-        if timestamp_ms < 0:
+        if arguments.integer_of(timestamp_ms, "timestamp_ms") < 0:
             raise ValueError(f"invalid timestamp_ms: expected 0 or more, got {timestamp_ms}")
         self._seek_to(timestamp_ms, partitions)
 
@@ -359,10 +360,10 @@ class Consumer:
         The offset of a partition is that of the next record to read.
         """
         with self._entered():
-            group = self._group("commit")
+            group, timeout_ms = self._group("commit"), self._timeout_ms(timeout)
             self._settle()
             with timed(self._engine.metrics.commit_sync):
-                group.commit(_offsets(offsets, group), self._timeout_ms(timeout))
+                group.commit(_offsets(offsets, group), timeout_ms)
 
     def commit_async(
         self,
@@ -372,6 +373,8 @@ class Consumer:
         """Commit offsets, by default the positions, without waiting. `on_commit` is called in a later `poll`."""
         with self._entered():
             group = self._group("commit_async")
+            if on_commit is not None and not callable(on_commit):
+                raise TypeError(f"invalid on_commit: expected a function, got {on_commit!r}")
             self._settle()
             group.commit_async(_offsets(offsets, group), on_commit)
 
@@ -385,9 +388,9 @@ class Consumer:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets of the group; partitions without one are missing."""
         with self._entered():
-            group = self._group("committed")
+            group, names = self._group("committed"), arguments.partitions_of(partitions)
             with timed(self._engine.metrics.committed):
-                return group.committed(partitions, self._timeout_ms(timeout))
+                return group.committed(names, self._timeout_ms(timeout))
 
     def group_metadata(self) -> GroupMetadata:
         """Return the group and the member, for `producer.send_offsets_to_transaction`."""
@@ -399,21 +402,21 @@ class Consumer:
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the offsets of the first records."""
-        starts = self._list_offsets(dict.fromkeys(map(_name, partitions), EARLIEST), timeout)
+        starts = self._list_offsets(dict.fromkeys(arguments.partitions_of(partitions), EARLIEST), timeout)
         return {name: offset.offset for name, offset in starts.items()}
 
     def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the offsets after the last records; with read_committed, the last stable offsets."""
-        ends = self._list_offsets(dict.fromkeys(map(_name, partitions), LATEST), timeout)
+        ends = self._list_offsets(dict.fromkeys(arguments.partitions_of(partitions), LATEST), timeout)
         return {name: offset.offset for name, offset in ends.items()}
 
     def offsets_for_times(
         self, times: Mapping[TopicPartition, int], timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record of a time (in milliseconds) or later; None if there is none."""
-        offsets = self._list_offsets({_name(tp): time for tp, time in times.items()}, timeout)
+        offsets = self._list_offsets(arguments.times_of(times), timeout)
         return {name: OffsetAndTimestamp(*row) if row.offset >= 0 else None for name, row in offsets.items()}
 
     def _list_offsets(
@@ -448,7 +451,7 @@ class Consumer:
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Commit if enable.auto.commit is on, leave the group, and stop; after `timeout` seconds, without waiting."""
         with self._alone():
-            self._engine.close(timeout * 1000)
+            self._engine.close(arguments.milliseconds(timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -463,7 +466,7 @@ class Consumer:
         return describe(self._engine)
 
     def _timeout_ms(self, timeout: float | None) -> float:
-        return self._engine.settings.api_timeout_ms if timeout is None else timeout * 1000
+        return self._engine.settings.api_timeout_ms if timeout is None else arguments.milliseconds(timeout)
 
 
 def describe(engine: ConsumerEngine) -> str:
@@ -478,16 +481,7 @@ def _offsets(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None, group: ConsumerGroup
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return offsets in full, by default the positions."""
-    if offsets is None:
-        return group.positions()
-    return {
-        TopicPartition(*name): offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-        for name, offset in offsets.items()
-    }
-
-
-def _name(partition: TopicPartition) -> TopicPartition:
-    return TopicPartition(*partition)
+    return group.positions() if offsets is None else arguments.commits_of(offsets)
 
 
 def _moved(partition: AssignedPartition, offset: int) -> AssignedPartition:

@@ -81,6 +81,7 @@ REMEDIES = {
     Code.FENCED_INSTANCE_ID: "another consumer has taken this group.instance.id: give each consumer its own",
     Code.UNSUPPORTED_ASSIGNOR: "set group.remote.assignor to an assignor of the broker (group.consumer.assignors)",
     Code.GROUP_MAX_SIZE_REACHED: "close other members, or raise group.consumer.max.size of the brokers",
+    Code.GROUP_ID_NOT_FOUND: "use another group.id, or a consumer for the kind of the group",
     Code.INVALID_REGULAR_EXPRESSION: "brokers use RE2: it has no look-around and no back-references",
 }
 
@@ -305,6 +306,8 @@ class ConsumerMembership(Membership):
         error = self._error(code, message)
         if code in MOVED:
             self._coordinator.forget(error)
+        elif code == Code.GROUP_ID_NOT_FOUND and self._state is MemberState.JOINING:
+            self._fail(error)  # joining creates a group, so there is one of another kind
         elif code in REMOVED:
             self._log.warning("removed from the group: %s", error)
             self._rejoin()

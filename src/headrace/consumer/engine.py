@@ -21,6 +21,7 @@ from headrace.client.offsets import Isolation
 from headrace.config import Config
 from headrace.config.clock import Clock
 from headrace.consumer import interceptors
+from headrace.consumer.arguments import partition_of, partitions_of
 from headrace.consumer.fetching import PartitionFetcher
 from headrace.consumer.group import ConsumerGroup
 from headrace.consumer.io_engine import IDLE_MS, IoEngine
@@ -38,6 +39,7 @@ from headrace.errors import (
     WakeupError,
 )
 from headrace.telemetry import reporters
+from headrace.telemetry.listeners import SnapshotSource
 from headrace.types import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
@@ -79,6 +81,7 @@ class ConsumerEngine(IoEngine):
         """Start the I/O thread, after all plug-ins are configured."""
         self.config.warn_of_unused(self.log)
         self.thread.start()
+        self.metrics.announce(self._snapshot_source)
 
     # -- composition ---------------------------------------------------------------------------
 
@@ -105,6 +108,20 @@ class ConsumerEngine(IoEngine):
             return None if partition is None else read(partition)
 
         return of
+
+    def _snapshot_source(self) -> SnapshotSource:
+        # Imported here: the models of reports cost 14 ms, and few consumers report.
+        from headrace.consumer.snapshot import SnapshotCollector
+
+        return SnapshotCollector(
+            settings=self.settings,
+            metrics=self.metrics,
+            buffer=self.buffer,
+            membership=None if self.group is None else self.group.membership,
+            assignment=lambda: self.assignment,
+            lag=self.lag,
+            log=self.log,
+        )
 
     def _make_lookups(self) -> OffsetLookups:
         settings = self.settings
@@ -258,12 +275,12 @@ class ConsumerEngine(IoEngine):
         self.check_usable()
         if self.is_polling:
             raise IllegalStateError("poll() was called by a listener, which poll() has called: return from it first")
-        self.is_polling = True
-        self.metrics.poll_started()
-        if self.group is not None:
-            self.group.on_poll()
-        deadline = time.monotonic() + timeout_ms / 1000
         try:
+            self.is_polling = True
+            self.metrics.poll_started()
+            if self.group is not None:
+                self.group.on_poll()
+            deadline = time.monotonic() + timeout_ms / 1000
             while True:
                 self.run_steps()
                 self._raise_error()
@@ -339,16 +356,16 @@ class ConsumerEngine(IoEngine):
 
     def partition(self, name: TopicPartition) -> AssignedPartition:
         """Return an assigned partition."""
-        partition = self.assignment.partitions.get(TopicPartition(*name))
+        partition = self.assignment.partitions.get(partition_of(name))
         if partition is None:
-            raise IllegalStateError(f"{TopicPartition(*name)} is not assigned to this consumer: call assign() first")
+            raise IllegalStateError(f"{partition_of(name)} is not assigned to this consumer: call assign() first")
         return partition
 
     def partitions(self, names: Iterable[TopicPartition] | None) -> Mapping[TopicPartition, AssignedPartition]:
         """Return the named partitions, by default all."""
         if names is None:
             return self.assignment.partitions
-        return {TopicPartition(*name): self.partition(name) for name in names}
+        return {name: self.partition(name) for name in partitions_of(names)}
 
     def lag(self, partition: AssignedPartition) -> int | None:
         """Return how many offsets a position is behind the end, as of the last fetch; None if that is unknown."""

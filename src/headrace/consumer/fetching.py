@@ -2,8 +2,9 @@
 
     assigned partitions → by leader or preferred replica → FetchSession → Fetch → FetchBuffer → application thread
 
-A broker gets the next request when the application has taken all that the last one returned: a request without the
-partitions that wait would leave them waiting for its whole fetch.max.wait.ms.
+A broker gets the next request as soon as it has responded, so that it works while the application decodes, but not
+while the application has left RESPONSES_AHEAD of its responses. A request has all partitions: one without those whose
+data wait would leave them out for its whole fetch.max.wait.ms.
 
 Usually a response only moves the offsets of the partitions that it has records of. Then the next request is made from
 the plan of its node, without a look at the other partitions, however many there are. Everything else (another
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -45,6 +47,8 @@ from headrace.wire.fields import ZERO_UUID
 TOPIC_MAY_COME = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID})
 MISSING_MS_MAX = 30_000.0
 """How long a partition may be missing, for example because its topic was deleted, before `poll` raises the error."""
+RESPONSES_AHEAD = 2
+"""Responses of a node that the application has not taken: with these, the node gets no request."""
 DRAIN_WAIT_MS = 100.0
 """Until an offset out of range is looked at again while the application still has records before it."""
 
@@ -87,7 +91,6 @@ class _NodePlan:
     rows: dict[TopicPartition, FetchedFrom] = field(default_factory=dict)
     topics: dict[bytes, str] = field(default_factory=dict)  # By id.
     moved: dict[TopicPartition, FetchedFrom] = field(default_factory=dict)  # Rows that the last request did not have.
-    delivered: list[AssignedPartition] = field(default_factory=list)  # Whose data the application may not have taken.
     is_sent: bool = False  # The last request was made from this plan.
 
     def add(self, partition: AssignedPartition, topic: TopicInfo) -> None:
@@ -97,19 +100,12 @@ class _NodePlan:
         self.rows[name] = FetchedFrom(topic.topic_id, partition.fetch_offset, leader_epoch)
         if topic.topic_id != ZERO_UUID:
             self.topics[topic.topic_id] = topic.name
-        if partition.is_buffered:
-            self.delivered.append(partition)
 
     def move(self, partition: AssignedPartition) -> None:
         """Note that data of a partition have arrived."""
         name = partition.name
         if self.requested.get(name) is partition:
             self.moved[name] = self.rows[name] = self.rows[name]._replace(offset=partition.fetch_offset)
-            self.delivered.append(partition)
-
-    def is_waiting(self) -> bool:
-        """Return whether the application has not taken data of this node."""
-        return any(partition.is_buffered and not partition.paused for partition in self.delivered)
 
 
 class PartitionFetcher:
@@ -143,6 +139,8 @@ class PartitionFetcher:
         self._observer = observer
         self._sessions: dict[int, FetchSession] = {}  # By node.
         self._in_flight: dict[int, int] = {}  # Node → the bytes that it may return.
+        # Node → its responses that the application may not have taken.
+        self._ahead: defaultdict[int, deque[list[Fetched]]] = defaultdict(deque)
         self._next_check_ms = 0.0
         self._is_due = False  # Set by any thread, cleared before a check.
         self._is_open = False  # A node may get its next request. As the field before.
@@ -211,7 +209,7 @@ class PartitionFetcher:
             if node_id in self._in_flight:
                 continue
             room = self._room()
-            if room <= 0 or plan.is_waiting():
+            if room <= 0 or self._is_ahead(node_id):
                 continue  # the application thread calls `data_taken`
             if self._client.is_ready(node_id, now):
                 self._send_to(node_id, plan, room, now)
@@ -223,6 +221,16 @@ class PartitionFetcher:
                 self._is_due = True  # checked again after the next event of a connection
                 wait_ms = min(wait_ms, max(1.0, self._client.delay_ms(node_id, now)))
         return wait_ms
+
+    def _is_ahead(self, node_id: int) -> bool:
+        """Return whether the application has to take data of a node first."""
+        responses, assignment = self._ahead[node_id], self._assignment()
+        while responses and not any(
+            not fetched.is_taken and not fetched.partition.paused and assignment.is_current(fetched.partition)
+            for fetched in responses[0]
+        ):
+            responses.popleft()
+        return len(responses) >= RESPONSES_AHEAD
 
     @staticmethod
     def _is_fetchable(partition: AssignedPartition) -> bool:
@@ -257,7 +265,7 @@ class PartitionFetcher:
             request = session.next_request(plan.rows, plan.moved, base)
         else:
             request = session.request(plan.rows, base)
-        plan.is_sent, plan.moved, plan.delivered = True, {}, []
+        plan.is_sent, plan.moved = True, {}
 
         def on_response(response: Response[FetchResponse]) -> None:
             self._on_response(response, session, plan)
@@ -272,7 +280,7 @@ class PartitionFetcher:
 
     def _on_response(self, response: Response[FetchResponse], session: FetchSession, plan: _NodePlan) -> None:
         self._in_flight.pop(response.node_id, None)
-        self.data_taken()  # other nodes may have got too little room
+        self.data_taken()  # for this node, and for others that may have got too little room
         now, message, requested = self._clock.monotonic_ms(), response.message, plan.requested
         if message is None:
             self.wake()
@@ -315,6 +323,7 @@ class PartitionFetcher:
                 self._buffer.put(fetched)
                 if current is not None:
                     current.move(fetched.partition)
+            self._ahead[response.node_id].append(arrived)
             self._on_data()
 
     def _session_failed(

@@ -156,6 +156,10 @@ class Membership(ABC):
     def state(self) -> MemberState:
         return self._state
 
+    @property
+    def protocol(self) -> str:
+        return self._settings.protocol
+
     def _transition_to(self, state: MemberState) -> None:
         if state not in self.transitions[self._state]:
             raise IllegalStateError(f"internal error: a member cannot go from {self._state.name} to {state.name}")

@@ -211,7 +211,8 @@ class ConsumerMetrics(ClientMetrics):
 
     def poll_ended(self) -> None:
         now, started = self._now(), self._poll_started_ms
-        assert started is not None
+        if started is None:  # Ctrl-C before the start was recorded
+            return
         before = started if self._poll_ended_ms is None else self._poll_ended_ms
         if now > before:
             self._main["poll-idle-ratio"].record((now - started) / (now - before), now)
@@ -257,6 +258,23 @@ class ConsumerMetrics(ClientMetrics):
             fetch["records-lag"].record_all(lags, now)
         if leads:
             fetch["records-lead"].record_all(leads, now)
+
+    # -- reports, on any thread ----------------------------------------------------------------
+
+    def report_totals(self) -> dict[str, float]:
+        """Return the totals since the start, for `ConsumerTotals`."""
+        fetch = self._fetch
+        return {
+            "records": fetch["records-consumed"].total,
+            "bytes": fetch["bytes-consumed"].total,
+            "fetches": fetch["fetch-latency"].events,
+            "rebalances": self._coordinator["rebalance-latency"].events,
+        }
+
+    def poll_age_ms(self) -> float | None:
+        """Return the time since the start of the last poll."""
+        started = self._poll_started_ms
+        return None if started is None else max(0.0, self._now() - started)
 
     # -- rebalances ----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Names, types, defaults and ranges are Kafka's, except:
 
     key.deserializer, value.deserializer   default to bytes, instead of being required
     on.bad.record                          is headrace's, as in the Spark source
+    view.url, view.token                   are headrace's, for metric.reporters=view
     options shared with the producer       see `headrace.config.client_options`
     `no_effect`                            marks options without a meaning here; setting one logs a warning, once
 """
@@ -193,11 +194,8 @@ _PLUGINS = (
     ),
 )
 
-# The live view shows producers only.
-_COMMON = tuple(option for option in COMMON_OPTIONS if not option.name.startswith("view."))
-
 CONSUMER_OPTIONS = Options(
-    *_COMMON,
+    *COMMON_OPTIONS,
     ISOLATION_LEVEL,
     API_TIMEOUT,
     *FETCH_OPTIONS,

@@ -58,7 +58,6 @@ class AssignedPartition:
     epoch: int = NO_LEADER_EPOCH  # Of the record before fetch_offset.
     validated_epoch: int = NO_LEADER_EPOCH  # The leader epoch up to which the position is validated.
     is_pending: bool = False  # A lookup of its offset is under way.
-    is_buffered: bool = False  # Its data wait for the application thread, which clears this when it takes them.
     watermarks: Watermarks = UNKNOWN_WATERMARKS
     preferred_replica: int | None = None
     preferred_until_ms: float = 0.0
@@ -81,6 +80,7 @@ class Fetched:
     batches: VisibleBatches
     size: int
     totals: FetchTotals = field(default_factory=FetchTotals)  # Of the whole response.
+    is_taken: bool = False  # Set by the application thread, read by the I/O thread.
     # Application thread only.
     batch: RecordBatch | None = None  # The batch of which a part was returned.
     rest: list[ConsumerRecord] = field(default_factory=list)  # Its records, decoded, from next_index on.
@@ -106,15 +106,14 @@ class FetchBuffer:
 
     def put(self, fetched: Fetched) -> None:
         """Pass data to the application thread."""
-        fetched.partition.is_buffered = True
         self._received_bytes += fetched.size
         self._queue.append(fetched)
 
     def take(self) -> Iterator[Fetched]:
-        """Yield and remove what is there. Their partitions can be fetched again."""
+        """Yield and remove what is there."""
         for _ in range(len(self._queue)):
             fetched = self._queue.popleft()
-            fetched.partition.is_buffered = False
+            fetched.is_taken = True
             yield fetched
 
     def release(self, fetched: Fetched) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
+from headrace.consumer import arguments
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.share_engine import FetchedRecords, ShareEngine
 from headrace.consumer.share_options import resolve_share
@@ -105,7 +106,7 @@ class ShareConsumer:
 
     def subscribe(self, topics: Iterable[str] | str) -> None:
         """Read these topics with the group."""
-        names = frozenset([topics] if isinstance(topics, str) else topics)
+        names = arguments.topics_of(topics)
         if not names:
             raise ValueError("subscribe() got no topics: call unsubscribe() or close() to leave the group")
         with self._entered() as engine:
@@ -125,7 +126,7 @@ class ShareConsumer:
                 raise IllegalStateError("poll() needs a subscription: call subscribe() first")
             self._finish_delivered()
             engine.last_poll_ms = engine.clock.monotonic_ms()
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + arguments.milliseconds(timeout) / 1000
             engine.is_waiting = True
             engine.network.wakeup()
             try:

@@ -27,7 +27,7 @@ from headrace.consumer.share_session import (
     ShareSession,
     TopicIdPartition,
 )
-from headrace.errors import BrokerError, Code, ConfigError, HeadraceError
+from headrace.errors import BrokerError, Code, ConfigError, HeadraceError, UnsupportedVersionError
 from headrace.types import TopicPartition
 from headrace.wire.api.share_fetch import (
     AcquiredRecords,
@@ -44,6 +44,10 @@ FETCH_VERSIONS = (1, 2)
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 REJOIN = frozenset({Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.GROUP_ID_NOT_FOUND})
+UNSUPPORTED = (
+    "the brokers do not support share groups (KIP-932): they need Apache Kafka 4.2 or newer, with share.version 1 "
+    "(`kafka-features.sh upgrade --feature share.version=1`), or a headrace broker"
+)
 RETRIED = frozenset({*MOVED, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.UNKNOWN_SERVER_ERROR})
 
 
@@ -157,19 +161,12 @@ class ShareEngine(IoEngine):
 
     def _on_heartbeat(self, response: ShareGroupHeartbeatResponse | HeadraceError) -> None:
         self._is_beating = False
-        if isinstance(response, HeadraceError):
+        if isinstance(response, UnsupportedVersionError):
+            self._fail(UnsupportedVersionError(f"{UNSUPPORTED} ({response})"))
+        elif isinstance(response, HeadraceError):
             self._retry_heartbeat()
-            return
-        code = response.error_code
-        if code in REJOIN:
-            self.log.info("the group has removed this member (%s): joining again", BrokerError(code=code))
-            self._epoch, self._assigned, self._heartbeat_at_ms = JOIN_EPOCH, frozenset(), 0.0
-        elif code in RETRIED:
-            self._coordinator.forget(BrokerError(code=code))
-            self._retry_heartbeat()
-        elif code:
-            self._topics = frozenset()
-            self.raise_in_poll(BrokerError(response.error_message or f"share group {self.group_id!r}", code=code))
+        elif response.error_code:
+            self._on_heartbeat_error(response.error_code, response.error_message)
         else:
             self._heartbeats_failed = 0
             self._epoch = response.member_epoch
@@ -179,6 +176,28 @@ class ShareEngine(IoEngine):
                     (row.topic_id, index) for row in response.assignment.topic_partitions for index in row.partitions
                 )
                 self.metadata.request_update()
+
+    def _on_heartbeat_error(self, code: int, message: str | None) -> None:
+        if code == Code.GROUP_ID_NOT_FOUND and self._epoch == JOIN_EPOCH:
+            # Joining creates a group, so there is one of another kind.
+            fact = (message or "it is not a share group").rstrip(".")
+            self._fail(BrokerError(f"group {self.group_id!r}; {fact}; use another group.id", code=code))
+        elif code in REJOIN:
+            self.log.info("the group has removed this member (%s): joining again", BrokerError(code=code))
+            self._epoch, self._assigned = JOIN_EPOCH, frozenset()
+            self._retry_heartbeat()
+        elif code in RETRIED:
+            self._coordinator.forget(BrokerError(code=code))
+            self._retry_heartbeat()
+        elif code == Code.UNSUPPORTED_VERSION:
+            self._fail(UnsupportedVersionError(UNSUPPORTED))
+        else:
+            self._fail(BrokerError(message or f"share group {self.group_id!r}", code=code))
+
+    def _fail(self, error: HeadraceError) -> None:
+        """Stop, with an error that does not go away."""
+        self._topics = frozenset()
+        self.raise_in_poll(error)
 
     def _retry_heartbeat(self) -> None:
         self._heartbeats_failed += 1

@@ -31,6 +31,8 @@ _NOT_SUPPORTED = (
     "interceptor.classes",
     "metric.reporters",
     "partition.assignment.strategy",
+    "view.token",
+    "view.url",
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from headrace.config import Log
@@ -19,7 +19,6 @@ from headrace.config.sampling import Samples
 from headrace.errors import HeadraceError
 from headrace.producer.batch import ProducerBatch
 from headrace.producer.recent import Recent
-from headrace.telemetry.listeners import ProducerListener, SnapshotSource
 from headrace.telemetry.metrics import (
     NETWORK_ROWS,
     ClientMetrics,
@@ -115,10 +114,6 @@ class ProducerMetrics(ClientMetrics):
         rows = ((topic, samples["records"].total, samples["bytes"].total) for topic, samples in topics)
         return heapq.nlargest(count_max, rows, key=lambda row: row[2])
 
-    def announce(self, create_source: Callable[[], SnapshotSource]) -> None:
-        """Pass a source of snapshots to the reporters that are a ProducerListener."""
-        self._call_reporters(lambda reporter: _announce(reporter, create_source))
-
     # -- batches -------------------------------------------------------------------------------
 
     def batches_drained(
@@ -208,11 +203,6 @@ class ProducerMetrics(ClientMetrics):
                 return first  # another thread was first
             self._register(made)
         return known
-
-
-def _announce(reporter: MetricsReporter, create_source: Callable[[], SnapshotSource]) -> None:
-    if isinstance(reporter, ProducerListener):
-        reporter.producer_created(create_source())
 
 
 class MetricsObserver(NetworkMetrics):

@@ -1,4 +1,4 @@
-"""Listeners: how producers and the Spark sink are observed for reports. Failpoints, by contrast, are for tests only."""
+"""Listeners: how clients and the Spark sink are observed for reports. Failpoints, by contrast, are for tests only."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.config import Log
 
-if TYPE_CHECKING:  # every producer imports this module, and only those that report need the models
-    from headrace.telemetry.models import ProducerSnapshot
+if TYPE_CHECKING:  # every client imports this module, and only those that report need the models
+    from headrace.telemetry.models import ConsumerSnapshot, ProducerSnapshot
 
 
 class SnapshotSource(Protocol):
-    """Collects snapshots of one producer, on any thread and without a lock of the producer."""
+    """Collects snapshots of one client, on any thread and without a lock of the client."""
 
     @property
     def log(self) -> Log: ...
-    def collect(self) -> ProducerSnapshot: ...
+    def collect(self) -> ProducerSnapshot | ConsumerSnapshot: ...
 
 
 @runtime_checkable
-class ProducerListener(Protocol):
-    """A metrics reporter that also follows the state of producers.
+class ClientListener(Protocol):
+    """A metrics reporter that also follows the state of clients.
 
-    Called once by each producer that has it among its `metric.reporters`; `MetricsReporter.close` ends it.
+    Called once by each producer and consumer that has it among its `metric.reporters`; `MetricsReporter.close` ends it.
     """
 
-    def producer_created(self, source: SnapshotSource) -> None: ...
+    def client_created(self, source: SnapshotSource) -> None: ...
 
 
 class CommitPhase(StrEnum):

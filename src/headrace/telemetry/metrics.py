@@ -22,6 +22,7 @@ from headrace.config import Log
 from headrace.config.clock import SYSTEM_CLOCK, Clock
 from headrace.config.sampling import Samples
 from headrace.errors import AuthenticationError, HeadraceError
+from headrace.telemetry.listeners import ClientListener, SnapshotSource
 
 Row: TypeAlias = tuple[str, str, Callable[[Samples, float], float], str]
 """The samples, the metric's name, how to read it, its description."""
@@ -215,6 +216,10 @@ class ClientMetrics:
         """Return the bytes sent to each broker. Any thread."""
         return {node: samples["request-size"].total for node, samples in list(self._nodes.items())}
 
+    def announce(self, create_source: Callable[[], SnapshotSource]) -> None:
+        """Pass a source of snapshots to the reporters that are a ClientListener."""
+        self._call_reporters(lambda reporter: _announce(reporter, create_source))
+
     def close(self) -> None:
         """Remove the metrics from the reporters. Their owner closes them."""
         with self.lock:
@@ -332,6 +337,11 @@ class ClientMetrics:
                 if is_for_application(error):
                     raise
                 self._log.exception("metrics reporter failed: %r", reporter)
+
+
+def _announce(reporter: MetricsReporter, create_source: Callable[[], SnapshotSource]) -> None:
+    if isinstance(reporter, ClientListener):
+        reporter.client_created(create_source())
 
 
 def _change(metric: Metric) -> Callable[[MetricsReporter], None]:

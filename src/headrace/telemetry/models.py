@@ -1,4 +1,4 @@
-"""The reports: what a producer, a committing process and a pipeline driver send to the live view.
+"""The reports: what producers, consumers, committing processes and pipeline drivers send to the live view.
 
 Every report is a complete snapshot, so a lost one costs nothing; only batches of a `CommitReport` are sent until they
 are acknowledged. Field names are the JSON names. Times ending in `_ms` are milliseconds: durations, or since 1970 for
@@ -191,6 +191,79 @@ class ProducerReport(Report, ProducerSnapshot):
     kind: ClassVar[str] = "producer"
 
 
+# -- consumers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A consumer as a member of its group."""
+
+    group: str
+    protocol: str
+    state: str
+    member: str = ""
+    epoch: int | None = None
+    """The generation of a classic group, or the epoch of the member; None outside the group."""
+
+    @property
+    def epoch_name(self) -> str:
+        return "generation" if self.protocol == "classic" else "epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class PositionStatus:
+    """An assigned partition, and what the consumer does with it."""
+
+    topic: str
+    partition: int
+    state: str
+    position: int | None = None
+    lag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBufferStatus:
+    """Use of `fetch.max.bytes`."""
+
+    total_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerTotals:
+    """Totals since the consumer was created."""
+
+    records: float
+    bytes: float
+    fetches: float
+    rebalances: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerSnapshot:
+    """The state of a consumer at one moment."""
+
+    client_id: str
+    member: MemberStatus | None = None
+    assigned: int
+    paused: int
+    lag: int | None = None
+    """Of the partitions whose end is known."""
+    positions: tuple[PositionStatus, ...] = ()
+    """The greatest lag first."""
+    buffer: FetchBufferStatus
+    poll_age_ms: float | None = None
+    """Since the last poll."""
+    totals: ConsumerTotals
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerReport(Report, ConsumerSnapshot):
+    """A snapshot of a consumer."""
+
+    kind: ClassVar[str] = "consumer"
+
+
 # -- Spark commits -------------------------------------------------------------------------------
 
 
@@ -339,7 +412,7 @@ class PipelineReport(Report):
     sources: tuple[SourceReport, ...] = ()
 
 
-AnyReport = ProducerReport | CommitReport | PipelineReport
-REPORT_TYPES: dict[str, type[ProducerReport] | type[CommitReport] | type[PipelineReport]] = {
-    report.kind: report for report in (ProducerReport, CommitReport, PipelineReport)
+AnyReport = ProducerReport | ConsumerReport | CommitReport | PipelineReport
+REPORT_TYPES: dict[str, type[AnyReport]] = {
+    report.kind: report for report in (ProducerReport, ConsumerReport, CommitReport, PipelineReport)
 }

@@ -3,7 +3,7 @@
     ClientMetrics → init, metric_change, metric_removal → the reporter's list of metrics
     a scrape, or the reporter's thread → values
 
-They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (producer/view_reporter.py), or an instance.
+They are plug-ins for `metric.reporters`: "prometheus", "log", "view" (telemetry/view_reporter.py), or an instance.
 """
 
 from __future__ import annotations
@@ -172,6 +172,6 @@ def _adapt(value: object) -> MetricsReporter | None:
 KIND = PluginKind(
     "metrics reporter",
     MetricsReporter,
-    {"prometheus": PrometheusReporter, "log": LoggingReporter, "view": "headrace.producer.view_reporter.ViewReporter"},
+    {"prometheus": PrometheusReporter, "log": LoggingReporter, "view": "headrace.telemetry.view_reporter.ViewReporter"},
     _adapt,
 )

@@ -31,6 +31,7 @@ NAVIGATION = (
     ("Overview", "/", "o"),
     ("Topics", "/topics", "t"),
     ("Producers", "/producers", "p"),
+    ("Consumers", "/consumers", "r"),
     ("Clients", "/clients", "c"),
     ("Transactions", "/transactions", "x"),
     ("Groups", "/groups", "g"),
@@ -156,6 +157,10 @@ def transaction_url(transactional_id: str) -> str:
 
 def producer_url(id: str) -> str:
     return f"/producers?{urlencode({'id': id})}"
+
+
+def consumer_url(id: str) -> str:
+    return f"/consumers?{urlencode({'id': id})}"
 
 
 def client_url(id: str) -> str:

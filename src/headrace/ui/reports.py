@@ -1,8 +1,8 @@
-"""Reports from producers and pipelines: received, checked, kept for 15 minutes.
+"""Reports from producers, consumers and pipelines: received, checked, kept for 15 minutes.
 
-    POST /report → telemetry.codec.decode → ReportStore.add → ReportedProducer or ReportedPipeline, which pages read
+    POST /report → telemetry.codec.decode → ReportStore.add → ReportedClient or ReportedPipeline, which pages read
 
-Reports are refused if they are too large, invalid, or from one producer too many. Everything here runs on the server's
+Reports are refused if they are too large, invalid, or from one sender too many. Everything here runs on the server's
 event loop.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.requests import ClientDisconnect
@@ -22,9 +22,11 @@ from headrace.telemetry.models import (
     BatchReport,
     BatchTotals,
     CommitReport,
+    ConsumerReport,
     CurrentBatch,
     PipelineReport,
     ProducerReport,
+    Report,
 )
 from headrace.ui import formatting
 from headrace.ui.collector import HISTORY_SECONDS, Rate, Series
@@ -32,15 +34,17 @@ from headrace.ui.collector import HISTORY_SECONDS, Rate, Series
 if TYPE_CHECKING:
     from headrace.ui.view import View
 
+R = TypeVar("R", bound=Report)
+
 REPORT_BYTES_MAX = 256 * 1024
-PRODUCERS_MAX = 100
+PRODUCERS_MAX = CONSUMERS_MAX = 100
 PIPELINES_MAX = 50
 EVICTION_SECONDS = 10.0
 """A sender that reported more recently than this is not evicted to make room for another."""
 FRESH_SECONDS = 3.0
 INTERVAL_MS_MIN = 100
-PRODUCER_SILENT_INTERVALS = 5
-"""A producer that has missed this many reports is gone, or cannot reach the view."""
+CLIENT_SILENT_INTERVALS = 5
+"""A client that has missed this many reports is gone, or cannot reach the view."""
 PIPELINE_SILENT_INTERVALS = 4
 PIPELINE_SILENT_SECONDS_MIN = 5.0
 BATCHES_MAX = 500
@@ -58,16 +62,45 @@ def last_report_text(at: float) -> str:
     return "just now" if time.time() - at < FRESH_SECONDS else formatting.ago(at)
 
 
-# -- producers -----------------------------------------------------------------------------------
+# -- producers and consumers ---------------------------------------------------------------------
 
 
-class ReportedProducer:
-    """A producer that reports: its last report and its history."""
+class ReportedClient(Generic[R]):
+    """A client that reports, and its last report."""
 
-    def __init__(self, report: ProducerReport) -> None:
+    def __init__(self, report: R) -> None:
         self.id = report.id
         self.report = report
         self.last_report_s = 0.0  # since 1970, by the clock of the view
+
+    def update(self, report: R) -> None:
+        self.last_report_s = time.time()
+        self.report = report
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether reports are overdue although the client was not closed."""
+        interval_s = max(INTERVAL_MS_MIN, self.report.interval_ms) / 1000
+        return not self.report.is_closed and time.time() - self.last_report_s > CLIENT_SILENT_INTERVALS * interval_s
+
+    @property
+    def is_live(self) -> bool:
+        return not self.report.is_closed and not self.is_silent
+
+    def state_cells(self) -> dict[str, str]:
+        """Return live, silent or closed for a table, with mark and tone."""
+        if self.report.is_closed:
+            return {"state": "closed", "state_mark": "■", "state_tone": ""}
+        if self.is_silent:
+            return {"state": "silent", "state_mark": "?", "state_tone": "warn"}
+        return {"state": "live", "state_mark": "●", "state_tone": "good"}
+
+
+class ReportedProducer(ReportedClient[ProducerReport]):
+    """A producer that reports, and its history."""
+
+    def __init__(self, report: ProducerReport) -> None:
+        super().__init__(report)
         self.records = Rate[str]()
         self.sent = Rate[str]()
         self.used_percent = Series()
@@ -75,8 +108,8 @@ class ReportedProducer:
         self.p99_ms = Series()
 
     def update(self, report: ProducerReport) -> None:
-        now = self.last_report_s = time.time()
-        self.report = report
+        super().update(report)
+        now = self.last_report_s
         self.records.sample(now, {"records": report.totals.records})
         self.sent.sample(now, {"bytes": report.totals.sent_bytes})
         pool, delivery = report.pool, report.latency.delivery
@@ -84,15 +117,27 @@ class ReportedProducer:
         self.p50_ms.add(now, delivery.p50 if delivery else None)
         self.p99_ms.add(now, delivery.p99 if delivery else None)
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether reports are overdue although the producer was not closed."""
-        interval_s = max(INTERVAL_MS_MIN, self.report.interval_ms) / 1000
-        return not self.report.is_closed and time.time() - self.last_report_s > PRODUCER_SILENT_INTERVALS * interval_s
+
+class ReportedConsumer(ReportedClient[ConsumerReport]):
+    """A consumer that reports, and its history."""
+
+    def __init__(self, report: ConsumerReport) -> None:
+        super().__init__(report)
+        self.records = Rate[str]()
+        self.received = Rate[str]()
+        self.lag = Series()
+
+    def update(self, report: ConsumerReport) -> None:
+        super().update(report)
+        now, totals = self.last_report_s, report.totals
+        self.records.sample(now, {"records": totals.records})
+        self.received.sample(now, {"bytes": totals.bytes})
+        self.lag.add(now, report.lag)
 
     @property
-    def is_live(self) -> bool:
-        return not self.report.is_closed and not self.is_silent
+    def group(self) -> str:
+        """The group, or nothing."""
+        return "" if self.report.member is None else self.report.member.group
 
 
 # -- pipelines -----------------------------------------------------------------------------------
@@ -171,6 +216,8 @@ def _is_silent(last_report_s: float, interval_ms: int) -> bool:
     return time.time() - last_report_s > allowed_s
 
 
+Senders = dict[str, ReportedProducer] | dict[str, ReportedConsumer] | dict[str, ReportedPipeline]
+
 # -- the store -----------------------------------------------------------------------------------
 
 
@@ -179,6 +226,7 @@ class ReportStore:
 
     def __init__(self) -> None:
         self._producers: dict[str, ReportedProducer] = {}
+        self._consumers: dict[str, ReportedConsumer] = {}
         self._pipelines: dict[str, ReportedPipeline] = {}
 
     def add(self, body: bytes) -> None:
@@ -186,6 +234,8 @@ class ReportStore:
         report = decode(body)
         if isinstance(report, ProducerReport):
             self._producer_of(report).update(report)
+        elif isinstance(report, ConsumerReport):
+            self._consumer_of(report).update(report)
         elif isinstance(report, CommitReport):
             self._pipeline_of(report.name).update_commits(report)
         else:
@@ -198,6 +248,13 @@ class ReportStore:
             producer = self._producers[report.id] = ReportedProducer(report)
         return producer
 
+    def _consumer_of(self, report: ConsumerReport) -> ReportedConsumer:
+        consumer = self._consumers.get(report.id)
+        if consumer is None:
+            _make_room(self._consumers, CONSUMERS_MAX, "consumers")
+            consumer = self._consumers[report.id] = ReportedConsumer(report)
+        return consumer
+
     def _pipeline_of(self, name: str) -> ReportedPipeline:
         pipeline = self._pipelines.get(name)
         if pipeline is None:
@@ -208,12 +265,18 @@ class ReportStore:
     def producers(self) -> list[ReportedProducer]:
         """Live producers first, then by start time, the newest first."""
         _drop_silent(self._producers)
-        return sorted(
-            self._producers.values(), key=lambda producer: (not producer.is_live, -producer.report.started_ms)
-        )
+        return sorted(self._producers.values(), key=_live_first)
 
     def producer(self, id: str) -> ReportedProducer | None:
         return self._producers.get(id)
+
+    def consumers(self) -> list[ReportedConsumer]:
+        """Live consumers first, then by start time, the newest first."""
+        _drop_silent(self._consumers)
+        return sorted(self._consumers.values(), key=_live_first)
+
+    def consumer(self, id: str) -> ReportedConsumer | None:
+        return self._consumers.get(id)
 
     def pipelines(self) -> list[ReportedPipeline]:
         """The most recent report first."""
@@ -224,13 +287,17 @@ class ReportStore:
         return self._pipelines.get(name)
 
 
-def _drop_silent(senders: dict[str, ReportedProducer] | dict[str, ReportedPipeline]) -> None:
+def _live_first(client: ReportedClient[Any]) -> tuple[bool, int]:
+    return not client.is_live, -client.report.started_ms
+
+
+def _drop_silent(senders: Senders) -> None:
     now = time.time()
     for id in [id for id, sender in senders.items() if now - sender.last_report_s > HISTORY_SECONDS]:
         del senders[id]
 
 
-def _make_room(senders: dict[str, ReportedProducer] | dict[str, ReportedPipeline], count_max: int, plural: str) -> None:
+def _make_room(senders: Senders, count_max: int, plural: str) -> None:
     _drop_silent(senders)
     if len(senders) < count_max:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.ui.pages import (
     access,
     clients,
+    consumers,
     faults,
     groups,
     messages,
@@ -25,6 +26,7 @@ PAGES = (
     messages,
     schema,
     producers,
+    consumers,
     clients,
     transactions,
     groups,

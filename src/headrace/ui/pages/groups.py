@@ -15,6 +15,7 @@ from headrace.ui.charts import LineChart
 from headrace.ui.elements import Problem, Text, Tile, section, tiles
 from headrace.ui.frame import frame, group_url, topic_url
 from headrace.ui.group_feeds import STEADY_PER_SECOND, GroupFeeds, LagHistory
+from headrace.ui.pages.consumers import consumer_table
 from headrace.ui.pages.offset_reset import OffsetResetForm
 from headrace.ui.tables import Column, Query, Row, Rows, ServerTable, item_rows, paged
 from headrace.ui.view import View
@@ -126,6 +127,10 @@ class _GroupContent:
                 self._time_chart = LineChart("Lag in seconds, last 15 minutes", [LAG_SECONDS], "s")
         with section("Members"):
             self._member_table = _member_table(self._facts)
+        with section("Reporting members"):
+            self._reporting_table = consumer_table(
+                lambda: [consumer for consumer in view.reports.consumers() if consumer.group == name], of_group=True
+            )
         with section("Partitions"):
             self._partition_table = _partition_table(self._facts)
         if view.read_only:
@@ -157,6 +162,7 @@ class _GroupContent:
         self._records_chart.show({RECORDS: history.records.points()})
         self._time_chart.show({LAG_SECONDS: history.seconds.points()})
         self._member_table.refresh()
+        self._reporting_table.refresh()
         self._partition_table.refresh()
 
     def _problem_text(self) -> str | None:

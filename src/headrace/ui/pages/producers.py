@@ -68,15 +68,12 @@ def build(view: View) -> None:
 
 def _producer_row(producer: ReportedProducer) -> Row:
     report, delivery = producer.report, producer.report.latency.delivery
-    mark, tone, word = _state(producer)
     return {
         "id": producer.id,
         "client": report.client_id,
         "client_href": producer_url(producer.id),
         "process": report.process,
-        "state": word,
-        "state_mark": mark,
-        "state_tone": tone,
+        **producer.state_cells(),
         "rate": formatting.rate(producer.records.last if producer.is_live else 0.0),
         "delivery": formatting.UNKNOWN if delivery is None else f"p99 {formatting.milliseconds(delivery.p99)}",
         "used": f"{producer.used_percent.last or 0.0:.0f} %",
@@ -87,13 +84,6 @@ def _producer_row(producer: ReportedProducer) -> Row:
 
 def _search_text(producer: ReportedProducer) -> str:
     return f"{producer.report.client_id} {producer.report.process} {_transactional_id(producer)}"
-
-
-def _state(producer: ReportedProducer) -> tuple[str, str, str]:
-    """Return mark, tone and word."""
-    if producer.report.is_closed:
-        return "■", "", "closed"
-    return ("?", "warn", "silent") if producer.is_silent else ("●", "good", "live")
 
 
 def _transactional_id(producer: ReportedProducer) -> str:

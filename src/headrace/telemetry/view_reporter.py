@@ -1,6 +1,6 @@
-"""The metrics reporter `view`: reports producers to a live view (`headrace ui`), once a second.
+"""The metrics reporter `view`: reports producers and consumers to a live view (`headrace ui`), once a second.
 
-    metric.reporters=view, view.url=… → producer_created → ReportSender's thread: SnapshotCollector.collect → POST
+    metric.reporters=view, view.url=… → client_created → ReportSender's thread: SnapshotCollector.collect → POST
 
 A report takes about a tenth of a millisecond, on a thread that no other thread waits for.
 """
@@ -13,14 +13,14 @@ from headrace.config import Secret
 from headrace.config.clock import SYSTEM_CLOCK
 from headrace.telemetry.listeners import SnapshotSource
 from headrace.telemetry.metrics import MetricsReporter
-from headrace.telemetry.models import ProducerReport
+from headrace.telemetry.models import ConsumerReport, ConsumerSnapshot, ProducerReport
 from headrace.telemetry.sender import ReportSender, check_url, new_envelope
 
 INTERVAL_SECONDS = 1.0
 
 
 class ViewReporter(MetricsReporter):
-    """Reports each producer that has it to the view at `view.url`. A `ProducerListener`."""
+    """Reports each client that has it to the view at `view.url`. A `ClientListener`."""
 
     def __init__(self) -> None:
         self._url = ""
@@ -32,8 +32,8 @@ class ViewReporter(MetricsReporter):
         self._url = check_url(str(config["view.url"]))
         self._token = token.reveal() if isinstance(token, Secret) else None
 
-    def producer_created(self, source: SnapshotSource) -> None:
-        sender = ReportSender(self._url, self._token, _ProducerReports(source), INTERVAL_SECONDS, source.log)
+    def client_created(self, source: SnapshotSource) -> None:
+        sender = ReportSender(self._url, self._token, _ClientReports(source), INTERVAL_SECONDS, source.log)
         self._senders.append(sender)
         sender.notify()
 
@@ -42,16 +42,17 @@ class ViewReporter(MetricsReporter):
             self._senders.pop().close()
 
 
-class _ProducerReports:
-    """Creates the reports of one producer."""
+class _ClientReports:
+    """Creates the reports of one client."""
 
     def __init__(self, source: SnapshotSource) -> None:
         self._source = source
         self._envelope = new_envelope(INTERVAL_SECONDS)
 
-    def create_report(self, *, is_last: bool) -> ProducerReport:
-        snapshot = vars(self._source.collect())
-        return ProducerReport(**self._envelope, time_ms=SYSTEM_CLOCK.time_ms(), is_closed=is_last, **snapshot)
+    def create_report(self, *, is_last: bool) -> ProducerReport | ConsumerReport:
+        snapshot = self._source.collect()
+        report = ConsumerReport if isinstance(snapshot, ConsumerSnapshot) else ProducerReport
+        return report(**self._envelope, time_ms=SYSTEM_CLOCK.time_ms(), is_closed=is_last, **vars(snapshot))
 
-    def acknowledge(self, report: ProducerReport) -> None:
+    def acknowledge(self, report: ProducerReport | ConsumerReport) -> None:
         """Do nothing: every report is complete."""
