@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from headrace.broker.clock import Timer, TimerClock
 from headrace.errors import error_name
 from headrace.wire.api import api_name
+from headrace.wire.fields import ARRAY
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import ARRAY, Message, Struct
+from headrace.wire.schema import Message, Struct
 
 if TYPE_CHECKING:
     from headrace.broker.catalog.topics import Topics

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from headrace import verify as checker
-from headrace.cli.output import CommandError, command_errors, debug_option, emit, format_option
+from headrace.cli.errors import CommandError, command_errors
+from headrace.cli.output import debug_option, emit, format_option
 
 EXIT_ANOMALIES = 1
 EXIT_UNKNOWN = 2
