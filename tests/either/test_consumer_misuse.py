@@ -206,8 +206,8 @@ def test_deleted_records_are_out_of_range_without_a_reset_policy(either):
         open_consumer(either, group_id=unique("range"), auto_offset_reset="none") as consumer,
         AdminClient(either.bootstrap) as admin,
     ):
+        admin.delete_records({tp: 10})  # before the consumer can fetch them
         consumer.assign({tp: 5})
-        admin.delete_records({tp: 10})
         for _ in range(2):  # and again, until the application seeks
             with pytest.raises(OffsetOutOfRangeError, match=f"{tp} has no offset 5"):
                 poll_until(consumer, lambda: False)
