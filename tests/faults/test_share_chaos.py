@@ -1,7 +1,7 @@
-"""Share groups while members and brokers are killed: every record is accepted by some member.
+"""Share groups while members and brokers are killed: every record is accepted by some member, and none twice.
 
-The result of an acknowledgement is unknown if the broker or the member is killed before the response. Such a record was
-delivered, and it may come again, but it need not.
+The history is checked by headrace.verify. The result of an acknowledgement is unknown if the broker or the member is
+killed before the response. Such a record was delivered, and it may come again, but it need not.
 
 HEADRACE_CHAOS_SECONDS is the duration, HEADRACE_CHAOS_SEED selects the faults.
 """
@@ -16,15 +16,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from headrace import Producer
+from headrace import Producer, RecordMetadata
 from headrace.broker import EmbeddedCluster
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
+from headrace.verify import AcknowledgeOp, HistoryWriter, Phase, SendOp, check, load_history
+from tests.support.chaos_readers import read_finally
+from tests.support.chaos_writers import Setting
 
 SECONDS = float(os.environ.get("HEADRACE_CHAOS_SECONDS", "30"))
 SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "932"))
@@ -46,22 +48,17 @@ OPTIONS = {
 }
 
 
-@dataclass
-class Seen:
-    """How often each value was accepted: sent by a member, and persisted by the broker."""
-
-    tried: Counter[str] = field(default_factory=Counter)
-    accepted: Counter[str] = field(default_factory=Counter)
-
-
 class Worker:
     """A member in a process of its own."""
 
-    def __init__(self, client: str, bootstrap: str, seen: Seen, errors: Path) -> None:
-        self._seen = seen
+    def __init__(self, client: str, name: str, setting: Setting, seen: set[str]) -> None:
+        self._name = name
+        self._setting = setting
+        self._seen = seen  # values that some member got
+        errors = setting.history.path.with_name(f"{name}.log")
         with errors.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.share_worker", client, bootstrap, GROUP, TOPIC],
+                [sys.executable, "-m", "tests.support.share_worker", client, setting.bootstrap, GROUP, TOPIC],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -76,7 +73,9 @@ class Worker:
             if not line.endswith("\n"):
                 break  # the member was killed while it printed
             kind, values = json.loads(line)
-            (self._seen.tried if kind == "try" else self._seen.accepted).update(values)
+            phase = Phase.INVOKE if kind == "try" else Phase.OK
+            self._setting.history.add(AcknowledgeOp(phase, self._name, GROUP, tuple(values)))
+            self._seen.update(values)
 
     def kill(self) -> None:
         self.process.kill()
@@ -93,25 +92,37 @@ class Worker:
 
 
 class Sender:
-    """Sends numbered records until it is stopped, and notes those that were acknowledged."""
+    """Sends numbered records until it is stopped."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self.sent: list[str] = []
-        self._producer = Producer(bootstrap_servers=bootstrap, delivery_timeout_ms=60_000, linger_ms=0)
+    def __init__(self, setting: Setting) -> None:
+        self.acknowledged: set[str] = set()
+        self._setting = setting
+        self._producer = Producer(bootstrap_servers=setting.bootstrap, delivery_timeout_ms=60_000, linger_ms=0)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         number = 0
-        futures = []
         while not self._stopping.wait(SEND_SECONDS):
-            value = str(number)
-            futures.append((value, self._producer.send(TOPIC, value.encode(), partition=number % PARTITIONS)))
+            self._send(str(number), number % PARTITIONS)
             number += 1
         self._producer.flush(60)
-        self.sent = [value for value, future in futures if future.exception(1) is None]
         self._producer.close()
+
+    def _send(self, value: str, partition: int) -> None:
+        send = SendOp(Phase.INVOKE, "sender", value, TOPIC, partition)
+        self._setting.history.add(send)
+
+        def delivered(metadata: RecordMetadata | None, error: Exception | None) -> None:
+            if error is not None or metadata is None:
+                self._setting.history.add(send._replace(phase=Phase.INFO))
+                return
+            self.acknowledged.add(value)
+            offset = metadata.offset if metadata.offset is not None and metadata.offset >= 0 else None
+            self._setting.history.add(send._replace(phase=Phase.OK, offset=offset))
+
+        self._producer.send(TOPIC, value.encode(), partition=partition, on_delivery=delivered)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -122,18 +133,20 @@ class Sender:
 @pytest.mark.timeout(SECONDS + END_SECONDS_MAX + 120)
 def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path: Path) -> None:
     rng = random.Random(SEED)
-    seen = Seen()
+    seen: set[str] = set()
     kills: Counter[str] = Counter()
-    with EmbeddedCluster(3, config=OPTIONS) as cluster:
+    path = tmp_path / "history.jsonl"
+    with EmbeddedCluster(3, config=OPTIONS) as cluster, HistoryWriter(path) as history:
         cluster.create_topic(TOPIC, PARTITIONS)
+        setting = Setting(cluster.bootstrap_servers, TOPIC, PARTITIONS, history)
         with AdminClient(cluster.bootstrap_servers) as admin:
             admin.alter_configs({ConfigResource(ResourceKind.GROUP, GROUP): {"share.auto.offset.reset": "earliest"}})
 
         def worker(number: int) -> Worker:
-            return Worker(CLIENTS[number], cluster.bootstrap_servers, seen, tmp_path / f"{number}.log")
+            return Worker(CLIENTS[number], f"member-{number}", setting, seen)
 
         workers = [worker(number) for number in range(len(CLIENTS))]
-        sender = Sender(cluster.bootstrap_servers)
+        sender = Sender(setting)
         try:
             deadline = time.monotonic() + SECONDS
             while time.monotonic() < deadline:
@@ -151,18 +164,16 @@ def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path:
                     kills["broker"] += 1
             sender.stop()
             end = time.monotonic() + END_SECONDS_MAX
-            while (missing := set(sender.sent) - seen.tried.keys()) and time.monotonic() < end:
+            while sender.acknowledged - seen and time.monotonic() < end:
                 time.sleep(0.5)
         finally:
             sender.stop()
             for running in workers:
                 running.stop()
-    again = sum(seen.accepted.values()) - len(seen.accepted)
-    unknown = seen.tried.keys() - seen.accepted.keys()
-    print(
-        f"\n{len(sender.sent)} records sent, {len(seen.accepted)} accepted, {again} of them again, {len(unknown)} with "
-        f"an unknown result; killed: {dict(kills)}"
-    )
-    assert not missing, f"{len(missing)} of {len(sender.sent)} records were not delivered: {sorted(missing)[:20]}"
+        read_finally(setting)
+    verdict = check(load_history(path))
+    print(f"\n{verdict}\nkilled: {dict(kills)}")
+    assert verdict.is_valid, verdict
+    assert sender.acknowledged, verdict
     assert kills["member"], kills
     assert kills["broker"], kills
