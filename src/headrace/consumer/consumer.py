@@ -17,7 +17,7 @@ from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
-from headrace.consumer import arguments
+from headrace.consumer import arguments, unclosed
 from headrace.consumer.arrow_stream import stream
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
@@ -73,6 +73,7 @@ class Consumer:
         except BaseException:
             engine.abandon()
             raise
+        unclosed.watch(self, engine)
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ConsumerArguments]) -> Self:

@@ -538,6 +538,16 @@ class ConsumerEngine:
     def is_closed(self) -> bool:
         return self._closed
 
+    def stop(self) -> None:
+        """Leave the group and stop the I/O thread, without waiting or committing. Any thread."""
+        self._closed = True
+
+        def end() -> None:
+            self._running = False
+
+        group = self.group
+        self.call(end if group is None else lambda: group.membership.leave("the consumer is gone", end))
+
     def close(self, timeout_ms: float) -> None:
         """Leave the group and stop the I/O thread."""
         if self._closed or os.getpid() != self._pid:

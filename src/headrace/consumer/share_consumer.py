@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
-from headrace.consumer import arguments
+from headrace.consumer import arguments, unclosed
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.share_engine import FetchedRecords, ShareEngine
 from headrace.consumer.share_options import resolve_share
@@ -89,15 +89,24 @@ class ShareConsumer:
         except BaseException:
             engine.close(0)
             raise
+        unclosed.watch(self, engine)
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[ShareEngine]:
         """Check that the consumer can be used, by this thread only."""
-        if not self._busy.acquire(blocking=False):
-            raise IllegalStateError("another thread uses this consumer: a consumer is for one thread at a time")
-        try:
+        with self._alone():
             self._engine.check_usable()
             yield self._engine
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Check that no other thread uses the consumer."""
+        if not self._busy.acquire(blocking=False):
+            raise IllegalStateError(
+                "another thread uses this consumer, which is for one thread at a time: call wakeup() to end its wait"
+            )
+        try:
+            yield
         finally:
             self._busy.release()
 
@@ -134,6 +143,11 @@ class ShareConsumer:
                     records = self._take(engine)
                     if records or time.monotonic() >= deadline:
                         return records
+            except HeadraceError:
+                raise
+            except BaseException:  # Ctrl-C: nothing is returned, so nothing must be accepted
+                self._release_delivered()
+                raise
             finally:
                 engine.is_waiting = False
 
@@ -159,6 +173,9 @@ class ShareConsumer:
             )
         self._send(dict.fromkeys(self._delivered, AcknowledgeType.ACCEPT))
 
+    def _release_delivered(self) -> None:
+        self._send(dict.fromkeys(self._delivered, AcknowledgeType.RELEASE))
+
     def _take(self, engine: ShareEngine) -> list[ShareRecord]:
         """Return the fetched records."""
         records: list[ShareRecord] = []
@@ -170,7 +187,7 @@ class ShareConsumer:
                 for row in fetched.acquired:  # others may be able to read them; at the limit they are archived
                     for offset in range(row.first_offset, row.last_offset + 1):
                         self._delivered.setdefault((*fetched.name, offset), _Source(fetched.node_id, fetched.key))
-                self._send(dict.fromkeys(self._delivered, AcknowledgeType.RELEASE))
+                self._release_delivered()
                 raise
         return records
 
@@ -209,6 +226,8 @@ class ShareConsumer:
         """Say what becomes of a record of the last poll; it is sent with the next poll or commit."""
         if not self._is_explicit:
             raise IllegalStateError("acknowledge() needs share.acknowledgement.mode=explicit")
+        if not isinstance(record, ShareRecord):
+            raise TypeError(f"invalid record: expected a ShareRecord of the last poll, got {record!r}")
         name = (record.topic, record.partition, record.offset)
         if name not in self._delivered:
             raise IllegalStateError(
@@ -267,9 +286,22 @@ class ShareConsumer:
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Send acknowledgements, release other records, leave the group and close the connections."""
+        with self._alone():
+            self._close(timeout)
+
+    def _close(self, timeout: float) -> None:
+        timeout_ms = arguments.milliseconds(timeout)
         if not self._is_explicit and self._delivered and not self._engine.is_closed:
             self._finish_delivered()
-        self._engine.close(timeout * 1000)
+        self._engine.close(timeout_ms)
+
+    def __repr__(self) -> str:
+        settings = self._engine.settings
+        servers = ",".join(map(str, settings.bootstrap_servers))
+        return (
+            f"ShareConsumer(client_id={settings.client_id!r}, group_id={self._engine.group_id!r}, "
+            f"bootstrap_servers={servers!r})"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -277,4 +309,7 @@ class ShareConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close. After an exception, the records of the last poll are released, not accepted."""
+        if kind is not None and not self._engine.is_closed:
+            self._release_delivered()
         self.close()

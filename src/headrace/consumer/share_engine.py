@@ -546,6 +546,15 @@ class ShareEngine:
     def is_closed(self) -> bool:
         return self._closed
 
+    def stop(self) -> None:
+        """End the sessions, leave the group and stop the I/O thread, without waiting. Any thread."""
+        self._closed = True
+
+        def end() -> None:
+            self._running = False
+
+        self.call(lambda: self.end(end))
+
     def close(self, timeout_ms: float) -> None:
         """End the sessions, leave the group and stop the I/O thread."""
         if self._closed or os.getpid() != self._pid:
