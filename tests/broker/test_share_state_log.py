@@ -7,7 +7,8 @@ import time
 
 from headrace.broker.catalog.topics import SHARE_GROUP_STATE
 from headrace.broker.share import coordinator
-from headrace.broker.share.state import SharePartitionKey, StateBatch, StateUpdate
+from headrace.broker.share.state import SharePartitionKey, StateUpdate
+from headrace.wire.api.share_state import StateBatch
 from tests.support.broker_in_loop import broker_in_loop
 
 GROUPS = 3

@@ -1,7 +1,8 @@
 """Share groups while members and brokers are killed: every record is accepted by some member.
 
 The result of an acknowledgement is unknown if the broker or the member is killed before the response. Such a record was
-delivered, and it may come again, but it need not.
+delivered. If the acknowledgement was persisted, the record is done; otherwise its lock ends, and it comes again. So at
+the end, with members that go on, no record may be left: the brokers have an acknowledgement of each.
 
 HEADRACE_CHAOS_SECONDS is the duration, HEADRACE_CHAOS_SEED selects the faults.
 """
@@ -25,6 +26,13 @@ from headrace import Producer
 from headrace.broker import EmbeddedCluster
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
+from headrace.errors import Code
+from headrace.wire.api.share_groups import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsRequestTopic,
+)
+from tests.support.peers.connection import Connection
 
 SECONDS = float(os.environ.get("HEADRACE_CHAOS_SECONDS", "30"))
 SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "932"))
@@ -35,10 +43,12 @@ FAULT_SECONDS = 3.0
 DOWN_SECONDS = 2.0
 END_SECONDS_MAX = 120
 TOPIC, GROUP = "jobs", "workers"
+DELIVERIES_MAX = 10
+LAG_VERSION = 1  # of DescribeShareGroupOffsets
 OPTIONS = {
     "group.share.record.lock.duration.ms": 5_000,
     "group.share.min.record.lock.duration.ms": 5_000,
-    "group.share.delivery.count.limit": 10,  # a record must not be archived because its members were killed
+    "group.share.delivery.count.limit": DELIVERIES_MAX,  # a record must not be archived because its members were killed
     "group.share.session.timeout.ms": 10_000,
     "group.share.min.session.timeout.ms": 10_000,
     "group.share.heartbeat.interval.ms": 1_000,
@@ -116,6 +126,18 @@ class Sender:
         self._thread.join(90)
 
 
+def lags_of(cluster: EmbeddedCluster) -> list[int]:
+    """Return how many records of each partition are not acknowledged; nothing without a coordinator."""
+    topic = DescribeShareGroupOffsetsRequestTopic(topic_name=TOPIC, partitions=range(PARTITIONS))
+    group = DescribeShareGroupOffsetsRequestGroup(group_id=GROUP, topics=[topic])
+    for broker in cluster.brokers:
+        with Connection(broker.bootstrap) as connection:
+            (row,) = connection.call(DescribeShareGroupOffsetsRequest(groups=[group]), LAG_VERSION).groups
+        if row.error_code == Code.NONE:
+            return [partition.lag for topic in row.topics for partition in topic.partitions]
+    return []
+
+
 @pytest.mark.slow
 @pytest.mark.behaviour("B19")
 @pytest.mark.timeout(SECONDS + END_SECONDS_MAX + 120)
@@ -152,6 +174,8 @@ def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path:
             end = time.monotonic() + END_SECONDS_MAX
             while (missing := set(sender.sent) - seen.tried.keys()) and time.monotonic() < end:
                 time.sleep(0.5)
+            while (lags := lags_of(cluster)) != [0] * PARTITIONS and time.monotonic() < end:
+                time.sleep(0.5)
         finally:
             sender.stop()
             for running in workers:
@@ -163,5 +187,7 @@ def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path:
         f"an unknown result; killed: {dict(kills)}"
     )
     assert not missing, f"{len(missing)} of {len(sender.sent)} records were not delivered: {sorted(missing)[:20]}"
+    assert lags == [0] * PARTITIONS, f"records were not accepted: {lags} are left in the partitions"
+    assert all(seen.tried[value] < DELIVERIES_MAX for value in unknown)  # else it may be archived, not accepted
     assert kills["member"], kills
     assert kills["broker"], kills

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
@@ -35,7 +35,13 @@ class ShareGroupScenario(GroupScenario):
     """Requests to one broker, and everything in the responses that can be compared."""
 
     versions = VERSIONS
-    not_compared = ("error_message", "acknowledge_error_message", "client_host", "throttle_time_ms", "records")
+    not_compared: ClassVar[tuple[str, ...]] = (
+        "error_message",
+        "acknowledge_error_message",
+        "client_host",
+        "throttle_time_ms",
+        "records",
+    )
 
     def prepare(self, broker: Broker, admin: AdminClient) -> None:
         librdkafka.produce(
