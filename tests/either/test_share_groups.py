@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
+from headrace.errors import BrokerError, Code
 from headrace.wire.layout import Record
 from tests.support.comparison.scenario import compare
 from tests.support.comparison.share_groups import TIME, ShareGroupScenario, batches
@@ -156,6 +158,38 @@ def test_other_protocols_are_refused_alike(scenarios):
         )
 
     compare(scenarios, script)
+
+
+def test_options_of_share_groups_have_the_same_limits(kafka, headrace_broker):
+    options = {
+        "share.record.lock.duration.ms": ("14999", "15000", "60000", "60001"),
+        "share.delivery.count.limit": ("1", "2", "10", "11"),
+        "share.partition.max.record.locks": ("99", "100", "4000", "4001"),
+        "share.session.timeout.ms": ("44999", "45000", "60000", "60001"),
+        "share.heartbeat.interval.ms": ("4999", "5000", "15000", "15001"),
+        "share.auto.offset.reset": ("none", "latest", "by_duration:PT1H", "by_duration:-PT1H"),
+        "share.isolation.level": ("serializable", "read_committed"),
+        "share.renew.acknowledge.enable": ("maybe", "false"),
+    }
+    resource = ConfigResource(ResourceKind.GROUP, unique("limited"))
+
+    def code_of(admin: AdminClient, option: str, value: str) -> int:
+        try:
+            admin.alter_configs({resource: {option: value}})
+        except BrokerError as error:
+            return error.code
+        finally:
+            admin.alter_configs({resource: {option: None}})
+        return Code.NONE
+
+    codes = []
+    for broker in (headrace_broker, kafka):
+        with AdminClient(broker.bootstrap) as admin:
+            codes.append(
+                {(option, value): code_of(admin, option, value) for option in options for value in options[option]}
+            )
+    assert codes[0] == codes[1]
+    assert set(codes[0].values()) == {Code.NONE, Code.INVALID_CONFIG}
 
 
 # -- Java's tools ----------------------------------------------------------------------------------
