@@ -31,8 +31,8 @@ from headrace.producer.transactions import TransactionManager
 from headrace.types import GroupMetadata
 from headrace.wire.api import ApiKey
 from headrace.wire.api.group_offsets import (
-    OffsetCommitResponsePartition,
-    OffsetDeleteResponseTopic,
+    OffsetResultPartition,
+    OffsetResultTopic,
     TxnOffsetCommitResponse,
 )
 from headrace.wire.api.metadata import (
@@ -360,10 +360,10 @@ def partitions_added(sent: Sent, errors: dict[int, int] | None = None) -> AddPar
 def offsets_committed(sent: Sent, errors: dict[int, int] | None = None) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
         topics=[
-            OffsetDeleteResponseTopic(
+            OffsetResultTopic(
                 name=topic.name,
                 partitions=[
-                    OffsetCommitResponsePartition(
+                    OffsetResultPartition(
                         partition_index=p.partition_index, error_code=(errors or {}).get(p.partition_index, 0)
                     )
                     for p in topic.partitions

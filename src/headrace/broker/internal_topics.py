@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE
 from headrace.broker.log import Origin
-from headrace.broker.tasks import start_task
+from headrace.broker.tasks import TaskSet
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.wire import records as batches_
@@ -83,7 +83,7 @@ class InternalTopics:
         self._replicas = replicas
         self._admin = admin
         self._config = config
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("internal topics")
         self.create_on_controller: Callable[[str], Awaitable[None]] | None = None
         """Creates a topic on the controller; None if this broker is the controller or standalone."""
 
@@ -91,7 +91,7 @@ class InternalTopics:
         """Create a topic if it is missing; return its number of partitions."""
         existing = self._catalog.topics.by_name.get(topic)
         if existing is None and self.create_on_controller is not None:
-            self._spawn(self._create_on_controller(topic, self.create_on_controller))
+            self._tasks.start(self._create_on_controller(topic, self.create_on_controller))
             raise BrokerError(f"{topic} is being created", code=Code.COORDINATOR_NOT_AVAILABLE)
         if existing is None:
             kind = _KINDS[topic]
@@ -126,11 +126,6 @@ class InternalTopics:
             await create(topic)
         except HeadraceError as error:  # clients retry
             log.warning("failed to create %s: %s", topic, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = start_task(work, "internal topics")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def partitions_led(self, topic: str) -> list[int]:
         """Return the partitions of a topic that this broker leads."""
@@ -175,7 +170,7 @@ class InternalTopics:
         if partition.log.high_watermark >= partition.log.end_offset:
             then()
         else:
-            self._spawn(self._confirm(partition, partition.leader_epoch, then))
+            self._tasks.start(self._confirm(partition, partition.leader_epoch, then))
 
     async def _confirm(self, partition: Partition, leader_epoch: int, then: Callable[[], None]) -> None:
         last = partition.log.end_offset - 1
@@ -192,10 +187,7 @@ class InternalTopics:
 
     async def stop(self) -> None:
         """Cancel background tasks."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait([*self._tasks])
+        await self._tasks.cancel()
 
 
 def _chunks(records: Sequence[Record], bytes_max: int) -> Iterator[list[Record]]:

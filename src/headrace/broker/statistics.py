@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from headrace.broker.clock import Timer, TimerClock
 from headrace.errors import error_name
 from headrace.wire.api import api_name
+from headrace.wire.fields import ARRAY
 from headrace.wire.primitives import Buffer
-from headrace.wire.schema import ARRAY, Message, Struct
+from headrace.wire.schema import Message, Struct
 
 if TYPE_CHECKING:
     from headrace.broker.catalog.topics import Topics
@@ -208,7 +209,7 @@ class Statistics:
 
 
 def merged(rows: Iterable[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return the rows of several brokers with those of the same type of request, or topic, added up."""
+    """Return the rows of several brokers with those of the same type of request, topic or group added up."""
     totals: dict[str, dict[str, Any]] = {}
     for row in rows:
         total = totals.get(row[key])

@@ -2,6 +2,7 @@
 
     start_task    runs once; its exception goes to the caller that awaits it
     start_loop    runs until cancelled; after an unexpected exception it is restarted with back-off
+    TaskSet       the tasks of a component, which end with it
 
 An unexpected exception is logged with its traceback and counted by the name of the task; the broker's status contains
 `failures`. Exceptions in timers and callbacks are counted by `on_loop_error`.
@@ -50,6 +51,33 @@ def start_task(
 def start_loop(run: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
     """Run `run` in the background, with restarts, until it returns or is cancelled."""
     return start_task(_keep_running(run, name), name)
+
+
+class TaskSet(set[asyncio.Task[Any]]):
+    """The tasks of a component that have not ended."""
+
+    def __init__(self, name: str, *, outcomes: tuple[type[BaseException], ...] = ()) -> None:
+        super().__init__()
+        self._name = name
+        self._outcomes = outcomes
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in the background."""
+        task = start_task(work, self._name, outcomes=self._outcomes)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    def start_loop(self, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Run `run` in the background, with restarts, until it returns or is cancelled."""
+        return self.start(_keep_running(run, self._name))
+
+    async def cancel(self, timeout: float | None = None) -> None:
+        """Cancel the tasks, and wait until they have ended."""
+        for task in self:
+            task.cancel()
+        if self:
+            await asyncio.wait([*self], timeout=timeout)
 
 
 def failures() -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -29,3 +31,13 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+@contextmanager
+def timed(record: Callable[[float], None]) -> Iterator[None]:
+    """Pass the nanoseconds that a block takes to `record`."""
+    started = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        record(time.perf_counter_ns() - started)

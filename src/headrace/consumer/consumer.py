@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
 from headrace.config import Config
-from headrace.config.clock import SYSTEM_CLOCK, Clock
-from headrace.consumer import arguments
+from headrace.config.clock import SYSTEM_CLOCK, Clock, timed
+from headrace.consumer import arguments, unclosed
 from headrace.consumer.arrow_stream import stream
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
@@ -73,6 +72,7 @@ class Consumer:
         except BaseException:
             engine.close(0)
             raise
+        unclosed.watch(self, engine)
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ConsumerArguments]) -> Self:
@@ -363,7 +363,7 @@ class Consumer:
         with self._entered():
             group, timeout_ms = self._group("commit"), self._timeout_ms(timeout)
             self._settle()
-            with _timed(self._engine.metrics.commit_sync):
+            with timed(self._engine.metrics.commit_sync):
                 group.commit(_offsets(offsets, group), timeout_ms)
 
     def commit_async(
@@ -390,7 +390,7 @@ class Consumer:
         """Return the committed offsets of the group; partitions without one are missing."""
         with self._entered():
             group, names = self._group("committed"), arguments.partitions_of(partitions)
-            with _timed(self._engine.metrics.committed):
+            with timed(self._engine.metrics.committed):
                 return group.committed(names, self._timeout_ms(timeout))
 
     def group_metadata(self) -> GroupMetadata:
@@ -468,16 +468,6 @@ class Consumer:
 
     def _timeout_ms(self, timeout: float | None) -> float:
         return self._engine.settings.api_timeout_ms if timeout is None else arguments.milliseconds(timeout)
-
-
-@contextlib.contextmanager
-def _timed(record: Callable[[float], None]) -> Iterator[None]:
-    """Record the nanoseconds of a block."""
-    started = time.perf_counter_ns()
-    try:
-        yield
-    finally:
-        record(time.perf_counter_ns() - started)
 
 
 def describe(engine: ConsumerEngine) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from headrace.client.metadata import Cluster, Metadata, MetadataUpdater, Partiti
 from headrace.client.network import NetworkClient
 from headrace.client.plugins import PluginLoader, is_for_application
 from headrace.config import Config
-from headrace.config.clock import Clock
+from headrace.config.clock import Clock, timed
 from headrace.errors import (
     API_ERRORS,
     BufferExhaustedError,
@@ -360,7 +360,7 @@ class SendEngine:
         self.check_may_wait(f"metadata of topic {name!r} is not available yet, and cannot be waited for")
         metadata = self.metadata
         started_ms = self.clock.monotonic_ms()
-        with self._timed(self.metrics.metadata_wait):
+        with timed(self.metrics.metadata_wait):
             while True:
                 version = metadata.version
                 metadata.add_topic(name)
@@ -460,7 +460,7 @@ class SendEngine:
         self.check_usable()
         manager = self._manager(operation)
         self.check_may_wait(f"{operation}() cannot be called")
-        with self._timed(lambda ns: self.metrics.txn(metric, ns)):
+        with timed(lambda ns: self.metrics.txn(metric, ns)):
             yield manager
 
     # -- flush and close -----------------------------------------------------------------------
@@ -474,7 +474,7 @@ class SendEngine:
         flush = object()
         try:
             batches = self.accumulator.begin_flush(flush)
-            with self._timed(self.metrics.flush):
+            with timed(self.metrics.flush):
                 for batch in batches:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     if not batch.wait_done(left):
@@ -564,14 +564,6 @@ class SendEngine:
         if failure is None:
             return f"no connection to broker {nodes}" if unconnected else "no broker has responded yet"
         return f"no connection to {f'broker {nodes}' if unconnected else 'a broker'}: {failure}"
-
-    @contextlib.contextmanager
-    def _timed(self, record: Callable[[float], None]) -> Iterator[None]:
-        started = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            record(time.perf_counter_ns() - started)
 
     # -- end of the process, fork --------------------------------------------------------------
 

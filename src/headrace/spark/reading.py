@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
@@ -317,9 +316,7 @@ class ReadAhead(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._stopped.set()
         self._thread.join(STOP_SECONDS_MAX)
 

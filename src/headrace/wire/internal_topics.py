@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
+from headrace.errors import MalformedError
 from headrace.wire.fields import array, int8, int16, int32, int64, string
 from headrace.wire.schema import Message, Struct
 
@@ -54,3 +55,10 @@ class TransactionLogValue(Message, versions="0-1", flexible="1+"):
     transaction_last_update_timestamp_ms: int = int64()
     transaction_start_timestamp_ms: int = int64()
     client_transaction_version: int = int16("1+", tag=2)
+
+
+def split_version(data: bytes) -> tuple[int, bytes]:
+    """Return the version at the start of a key or value, and the bytes after it."""
+    if len(data) < 2:
+        raise MalformedError(f"expected a version of 2 bytes, got {len(data)} bytes", offset=0)
+    return int.from_bytes(data[:2], signed=True), data[2:]

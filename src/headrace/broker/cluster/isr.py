@@ -19,7 +19,7 @@ from headrace.broker.cluster.peer import Peer
 from headrace.broker.cluster.role import ClusterRole, IsrChange
 from headrace.broker.partition import Partition
 from headrace.broker.replica_manager import ReplicaManager
-from headrace.broker.tasks import start_loop, start_task
+from headrace.broker.tasks import TaskSet, start_task
 from headrace.config.backoff import exponential_backoff
 from headrace.errors import BrokerError, ClosedError, Code, HeadraceError
 from headrace.wire.api.inter_broker import (
@@ -61,7 +61,7 @@ class IsrManager:
         self._clock = clock
         self._interval_ms = lag_ms_max / 2
         self._timer: Timer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("in-sync set")
 
     def start(self) -> None:
         self._replicas.isr_candidate_listener = self._expand_isr
@@ -70,10 +70,7 @@ class IsrManager:
     async def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait([*self._tasks], timeout=STOP_SECONDS_MAX)
+        await self._tasks.cancel(STOP_SECONDS_MAX)
 
     def _expand_isr(self, partition: Partition, node: int) -> None:
         if partition.can_join_isr(node):
@@ -93,9 +90,7 @@ class IsrManager:
 
     def _propose(self, partition: Partition, isr: tuple[int, ...]) -> None:
         partition.propose_isr(isr)
-        task = start_loop(lambda: self._alter_until_decided(partition, isr), "in-sync set")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start_loop(lambda: self._alter_until_decided(partition, isr))
 
     async def _alter_until_decided(self, partition: Partition, isr: tuple[int, ...]) -> None:
         """Retry a proposal while this broker leads the partition and the proposal is undecided."""

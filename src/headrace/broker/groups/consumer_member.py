@@ -166,13 +166,7 @@ def _advance(member: ConsumerMember, target: Target, owned: TopicPartitionSets |
         added[topic_id] = dict.fromkeys(sorted(free), target.epoch)
     kept, revoking, added = _without_empty(kept), _without_empty(revoking), _without_empty(added)
     if revoking and _owns_any(owned, revoking):
-        return replace(
-            member,
-            state=MemberState.UNREVOKED_PARTITIONS,
-            previous_epoch=member.epoch,
-            assigned=kept,
-            revoking=revoking,
-        )
+        return _unrevoked(member, kept, revoking)
     assigned = {topic_id: {**kept.get(topic_id, {}), **added.get(topic_id, {})} for topic_id in {**kept, **added}}
     return replace(
         member,
@@ -198,6 +192,11 @@ def _drop_unsubscribed(member: ConsumerMember, target: Target, owned: TopicParti
     }
     if not _owns_any(owned, revoking):
         return replace(member, previous_epoch=member.epoch, assigned=kept)
+    return _unrevoked(member, kept, revoking)
+
+
+def _unrevoked(member: ConsumerMember, kept: AssignedPartitions, revoking: AssignedPartitions) -> ConsumerMember:
+    """Return a member that has to give up partitions before it gets others."""
     return replace(
         member,
         state=MemberState.UNREVOKED_PARTITIONS,

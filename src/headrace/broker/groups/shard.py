@@ -26,7 +26,7 @@ from headrace.broker.groups.records import GroupChange, KeyValue, OffsetChange, 
 from headrace.broker.groups.share_group import ShareGroup
 from headrace.broker.groups.share_records import ShareChange, ShareGroupEpoch, is_share_tombstone
 from headrace.broker.internal_topics import code_for_clients
-from headrace.broker.tasks import start_task
+from headrace.broker.tasks import TaskSet
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.layout import NO_PRODUCER_ID, Record
@@ -166,7 +166,7 @@ class Shard:
         self._internal = internal
         self._last_write: asyncio.Future[None] | None = None
         self._ended_while_loading: list[tuple[int, bool]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()  # asyncio keeps weak references only
+        self._tasks = TaskSet("group coordinator", outcomes=(BrokerError,))
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -234,10 +234,7 @@ class Shard:
 
     def spawn(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start an operation that completes even if the client disconnects."""
-        task = start_task(operation, "group coordinator", outcomes=(BrokerError,))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(operation)
 
     async def write(
         self, entries: Sequence[KeyValue], apply: Callable[[int], object], *, producer: BatchProducer = NO_PRODUCER

@@ -16,11 +16,9 @@ from headrace.wire.api.group_offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
-    OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
     OffsetDeleteRequest,
     OffsetDeleteResponse,
-    OffsetDeleteResponseTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
@@ -29,6 +27,8 @@ from headrace.wire.api.group_offsets import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
+    OffsetResultPartition,
+    OffsetResultTopic,
 )
 from headrace.wire.fields import ZERO_UUID
 
@@ -125,7 +125,7 @@ def _commit_response(request: OffsetCommitRequest, codes: Mapping[TopicPartition
                 name=topic.name,
                 topic_id=topic.topic_id,
                 partitions=[
-                    OffsetCommitResponsePartition(
+                    OffsetResultPartition(
                         partition_index=row.partition_index,
                         error_code=codes.get(TopicPartition(topic.name, row.partition_index), Code.NONE),
                     )
@@ -308,10 +308,10 @@ async def handle_offset_delete(broker: Broker, context: Context, request: Offset
 def _delete_response(request: OffsetDeleteRequest, codes: Mapping[TopicPartition, int]) -> OffsetDeleteResponse:
     return OffsetDeleteResponse(
         topics=[
-            OffsetDeleteResponseTopic(
+            OffsetResultTopic(
                 name=topic.name,
                 partitions=[
-                    OffsetCommitResponsePartition(
+                    OffsetResultPartition(
                         partition_index=row.partition_index,
                         error_code=codes[TopicPartition(topic.name, row.partition_index)],
                     )

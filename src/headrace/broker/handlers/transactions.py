@@ -17,8 +17,8 @@ from headrace.broker.transactions.transaction import VERSION_1, VERSION_2
 from headrace.errors import BrokerError, Code
 from headrace.types import ProducerIdAndEpoch, TopicPartition
 from headrace.wire.api.group_offsets import (
-    OffsetCommitResponsePartition,
-    OffsetDeleteResponseTopic,
+    OffsetResultPartition,
+    OffsetResultTopic,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
 )
@@ -297,10 +297,10 @@ def _offset_commit_response(
 ) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
         topics=[
-            OffsetDeleteResponseTopic(
+            OffsetResultTopic(
                 name=topic.name,
                 partitions=[
-                    OffsetCommitResponsePartition(
+                    OffsetResultPartition(
                         partition_index=row.partition_index,
                         error_code=codes.get(TopicPartition(topic.name, row.partition_index), code),
                     )

@@ -45,7 +45,7 @@ from headrace.broker.log.verification import (
     SegmentVerifier,
     single_mismatch,
 )
-from headrace.broker.tasks import start_task
+from headrace.broker.tasks import TaskSet, start_task
 from headrace.errors import BrokerError, Code, IllegalStateError, WireError
 from headrace.types import TopicPartition
 
@@ -86,7 +86,7 @@ class LogManager:
         self._rolled: set[Log] = set()  # logs with closed segments that may not be on disk
         self._flushing: dict[Log, asyncio.Task[None]] = {}
         self._timers: dict[str, Timer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("log manager")
         self._is_stopping = False
         self._to_remove: list[Path] = []  # files and folders that wait for their delay
         self.lost_tails: list[TopicPartition] = []  # logs that ended below their high watermark when they were loaded
@@ -307,7 +307,7 @@ class LogManager:
         ):
             self._every(option, partial(self._setting, option, default_ms), job)
         self._every("flush", lambda: FLUSH_CHECK_MS, self.flush_due)
-        self._spawn(self.verify_segments())
+        self._tasks.start(self.verify_segments())
 
     def reconfigure(self, defaults: Mapping[str, Any]) -> None:
         """Use other options of the broker from now on, in background tasks from their next run on."""
@@ -333,14 +333,9 @@ class LogManager:
             self._timers[name] = self._clock.call_later(interval_ms(), begin)
 
         def begin() -> None:
-            self._spawn(run())
+            self._tasks.start(run())
 
         self._timers[name] = self._clock.call_later(interval_ms(), begin)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = start_task(work, "log manager")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
         """Stop the background tasks, close all logs, and record that the stop was clean."""
@@ -475,7 +470,7 @@ class LogManager:
         def begin() -> None:
             self._timers.pop(name, None)
             self._to_remove = [path for path in self._to_remove if path not in set(paths)]
-            self._spawn(asyncio.to_thread(_remove, paths))
+            self._tasks.start(asyncio.to_thread(_remove, paths))
 
         self._timers[name] = self._clock.call_later(delay_ms, begin)
 

@@ -31,7 +31,7 @@ from headrace.broker.share.state import (
     StateUpdate,
     merge,
 )
-from headrace.broker.tasks import start_task
+from headrace.broker.tasks import TaskSet
 from headrace.config import Config
 from headrace.errors import BrokerError, Code, WireError
 from headrace.wire.internal_topics import coordinator_partition
@@ -81,7 +81,7 @@ class ShareCoordinator:
         self._clock = clock
         self._updates_max = config.of(int, "share.coordinator.snapshot.update.records.per.snapshot")
         self._partitions: dict[int, _StatePartition] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet("share coordinator", outcomes=(BrokerError,))
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class ShareCoordinator:
 
     async def _shielded(self, operation: Coroutine[Any, Any, T]) -> T:
         """Complete an operation even if its client disconnects: log and memory stay consistent."""
-        return await asyncio.shield(self._spawn(operation))
+        return await asyncio.shield(self._tasks.start(operation))
 
     async def _initialize(self, key: SharePartitionKey, state_epoch: int, start_offset: int) -> None:
         partition = self._partition_of(key)
@@ -169,7 +169,7 @@ class ShareCoordinator:
         for partition in self._partitions.values():
             keys = [key for key in partition.entries if key.topic_id == topic_id]
             if keys and not partition.is_loading:
-                self._spawn(self._delete_all(partition, keys))
+                self._tasks.start(self._delete_all(partition, keys))
 
     async def _delete_all(self, partition: _StatePartition, keys: list[SharePartitionKey]) -> None:
         now_ms = self._clock.time_ms()
@@ -310,7 +310,7 @@ class ShareCoordinator:
 
     def _schedule_prune(self, partition: _StatePartition) -> None:
         partition.prune_timer = self._clock.call_later(
-            PRUNE_INTERVAL_MS, lambda: self._spawn(self._prune_and_reschedule(partition))
+            PRUNE_INTERVAL_MS, lambda: self._tasks.start(self._prune_and_reschedule(partition))
         )
 
     async def _prune_and_reschedule(self, partition: _StatePartition) -> None:
@@ -342,20 +342,11 @@ class ShareCoordinator:
 
     # -- stop ------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = start_task(work, "share coordinator", outcomes=(BrokerError,))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def stop(self) -> None:
         """Stop timers and background tasks."""
         for index in list(self._partitions):
             self.unload(index)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait([*self._tasks])
+        await self._tasks.cancel()
 
 
 def _initialized(partition: _StatePartition, key: SharePartitionKey) -> _Entry:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -46,6 +47,15 @@ _FENCED = (
 """Errors of the share coordinator after which this share partition must not be used any more."""
 
 
+COUNTERS = ("acquired", "accepted", "released", "rejected", "renewed", "expired")
+_COUNTED = {
+    AcknowledgeType.ACCEPT: "accepted",
+    AcknowledgeType.RELEASE: "released",
+    AcknowledgeType.REJECT: "rejected",
+    AcknowledgeType.RENEW: "renewed",
+}
+
+
 class StateStore(Protocol):
     """The part of ShareStateStore that is used here."""
 
@@ -69,6 +79,7 @@ class SharePartitionEnv(NamedTuple):
     settings: Callable[[], DeliverySettings]
     changed: Callable[[], None]  # records may be available: waiting fetches try again
     fenced: Callable[[], None]  # the share partition must be loaded again, here or elsewhere
+    counters: Counter[str]  # of the group: records by COUNTERS
 
 
 class SharePartition:
@@ -82,7 +93,6 @@ class SharePartition:
         self._records: InFlightRecords | None = None  # None: not loaded
         self._timer: Timer | None = None
         self._timer_due_ms = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
         self.is_fenced = False
 
     # -- load ------------------------------------------------------------------------------------
@@ -130,6 +140,7 @@ class SharePartition:
         runs = self.records.acquire(fetch_offset, batches, limits, member_id, lock_ends_ms)
         if runs:
             self._arm(lock_ends_ms)
+            self._env.counters["acquired"] += sum(run.count for run in runs)
         return runs
 
     # -- acknowledge -----------------------------------------------------------------------------
@@ -140,9 +151,12 @@ class SharePartition:
         settings = self._env.settings()
         transitions: list[tuple[Run, RecordState]] = []
         renewed: list[Run] = []
+        counted = Counter[str]()
         for acknowledgement in acknowledgements:
             for offsets, kind in _by_type(acknowledgement):
                 runs = self.records.acknowledged_runs(member_id, offsets)
+                if kind in _COUNTED:
+                    counted[_COUNTED[kind]] += sum(run.count for run in runs)
                 if kind is not AcknowledgeType.RENEW:
                     transitions += ((run, AFTER[kind]) for run in runs)
                 elif settings.may_renew:
@@ -160,7 +174,8 @@ class SharePartition:
         for run, state in transitions:
             self.records.begin(transition, [run], state, settings.delivery_count_max)
         if transitions:
-            await asyncio.shield(self._spawn(self._persist(transition)))
+            await asyncio.shield(_start(self._persist(transition)))
+        self._env.counters.update(counted)
 
     async def release(self, member_id: str) -> None:
         """Make everything available that a member has acquired."""
@@ -172,7 +187,7 @@ class SharePartition:
             transition = Transition()
             limit = self._env.settings().delivery_count_max
             self.records.begin(transition, runs, RecordState.AVAILABLE, limit)
-            await asyncio.shield(self._spawn(self._persist(transition)))
+            await asyncio.shield(_start(self._persist(transition)))
 
     async def _persist(self, transition: Transition) -> None:
         """Write a transition, then complete it; or cancel it if it cannot be written."""
@@ -218,21 +233,20 @@ class SharePartition:
         runs = self.records.locks_due(self._env.clock.monotonic_ms() + LOCK_TIMER_MS_MIN)
         if runs:
             log.debug("%s: the locks of %d runs have ended", self.key.coordinator_key, len(runs))
-            self._spawn(self._release_due(runs))
+            _start(self._release_due(runs))
         else:
             self._rearm()
 
     async def _release_due(self, runs: Sequence[Run]) -> None:
+        self._env.counters["expired"] += sum(run.count for run in runs)
         try:
             await self._release(runs)
         except BrokerError as error:
             log.warning("%s: failed to release locks, will retry: %s", self.key.coordinator_key, error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = start_task(work, "share partition", outcomes=(BrokerError,))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+
+def _start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return start_task(work, "share partition", outcomes=(BrokerError,))
 
 
 def _by_type(acknowledgement: Acknowledgement) -> Iterable[tuple[OffsetRange, AcknowledgeType]]:

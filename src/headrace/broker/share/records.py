@@ -14,6 +14,7 @@ from headrace.broker.share.state import SharePartitionKey, ShareState, merge
 from headrace.errors import MalformedError
 from headrace.wire.api.share_state import StateBatch
 from headrace.wire.fields import array, int32, int64, string, uuid
+from headrace.wire.internal_topics import split_version
 from headrace.wire.layout import Record
 from headrace.wire.schema import Message
 
@@ -102,14 +103,14 @@ def decode(record: Record) -> StateChange | None:
     """Decode a record; None for unknown types."""
     if record.key is None:
         raise MalformedError("invalid record: expected a key", offset=0)
-    kind, body = _split(record.key)
+    kind, body = split_version(record.key)
     if kind not in (SNAPSHOT, UPDATE):
         return None
     decoded = ShareStateKey.decode(0, body)
     key = SharePartitionKey(decoded.group_id, decoded.topic_id, decoded.partition)
     if record.value is None:
         return StateChange(key, None)
-    version, data = _split(record.value)
+    version, data = split_version(record.value)
     if version != VALUE_VERSION:
         raise MalformedError(f"invalid state of a share partition: expected version 0, got {version}", offset=0)
     if kind == UPDATE:
@@ -132,9 +133,3 @@ def _key(kind: int, key: SharePartitionKey) -> bytes:
     return _version.pack(kind) + ShareStateKey(
         group_id=key.group_id, topic_id=key.topic_id, partition=key.partition
     ).encode(0)
-
-
-def _split(data: bytes) -> tuple[int, bytes]:
-    if len(data) < _version.size:
-        raise MalformedError(f"expected a version of 2 bytes, got {len(data)} bytes", offset=0)
-    return _version.unpack_from(data)[0], data[_version.size :]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.broker.catalog import Catalog
 from headrace.broker.catalog.topics import CONSUMER_OFFSETS
 from headrace.broker.clock import TimerClock
-from headrace.broker.tasks import start_task
+from headrace.broker.tasks import TaskSet
 from headrace.broker.transactions import log_records
 from headrace.broker.transactions.expiry import TransactionExpiry
 from headrace.broker.transactions.markers import MarkerWriter, back_off
@@ -70,8 +70,8 @@ class TransactionCoordinator:
         self.ids = ProducerIds(catalog)
         self._markers = MarkerWriter(replicas, catalog, clock)
         self._store = TransactionStore(internal, catalog, clock, self._on_loaded)
-        self._expiry = TransactionExpiry(self._store, clock, config, self._start_task, self._abort_timed_out)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet("transaction coordinator", outcomes=(BrokerError,))
+        self._expiry = TransactionExpiry(self._store, clock, config, self._tasks.start, self._abort_timed_out)
         self._remote: TransactionLinks | None = None
         self.lost_before: dict[int, int] = {}
         """By partition that has lost records: the next producer id to be assigned at that time."""
@@ -322,7 +322,7 @@ class TransactionCoordinator:
 
     def _complete_later(self, partition: StatePartition, entry: TransactionEntry) -> None:
         entry.pending = entry.current.completed(self._clock.time_ms()).state
-        self._start_task(self._complete(partition, entry))
+        self._tasks.start(self._complete(partition, entry))
 
     async def _complete(self, partition: StatePartition, entry: TransactionEntry) -> None:
         """Write the markers, then the completion. The entry is pending until then."""
@@ -344,16 +344,10 @@ class TransactionCoordinator:
 
     # -- tasks -----------------------------------------------------------------------------------
 
-    def _start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = start_task(work, "transaction coordinator", outcomes=(BrokerError,))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def _run_shielded(self, entry: TransactionEntry, work: Coroutine[Any, Any, T]) -> T:
         """Run a transition in a task of its own. The entry is pending at once, before the task starts."""
         entry.pending = entry.current.state
-        return await asyncio.shield(self._start_task(work))
+        return await asyncio.shield(self._tasks.start(work))
 
     def _entry_of(self, transactional_id: str) -> TransactionEntry:
         """Return the entry of an id, or raise INVALID_PRODUCER_ID_MAPPING."""

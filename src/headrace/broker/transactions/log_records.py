@@ -11,7 +11,7 @@ import struct
 from headrace.broker.transactions.transaction import NOT_STARTED, Transaction, TransactionState
 from headrace.errors import MalformedError
 from headrace.types import TopicPartition
-from headrace.wire.internal_topics import PartitionsOfTopic, TransactionLogKey, TransactionLogValue
+from headrace.wire.internal_topics import PartitionsOfTopic, TransactionLogKey, TransactionLogValue, split_version
 from headrace.wire.layout import Record
 
 KEY_VERSION = 0
@@ -47,7 +47,7 @@ def decode(record: Record) -> tuple[str, Transaction | None] | None:
     """Decode a record to a transactional id and its transaction (None: tombstone); None for unknown record types."""
     if record.key is None:
         raise MalformedError("invalid record: expected a key", offset=0)
-    version, body = _split(record.key)
+    version, body = split_version(record.key)
     if version not in TransactionLogKey.versions:
         return None
     transactional_id = TransactionLogKey.decode(version, body).transactional_id
@@ -55,7 +55,7 @@ def decode(record: Record) -> tuple[str, Transaction | None] | None:
 
 
 def _decode_value(transactional_id: str, data: bytes) -> Transaction:
-    version, body = _split(data)
+    version, body = split_version(data)
     if version not in TransactionLogValue.versions:
         raise MalformedError(
             f"invalid transaction: expected version {TransactionLogValue.versions}, got {version}", offset=0
@@ -84,12 +84,6 @@ def _decode_value(transactional_id: str, data: bytes) -> Transaction:
 def _key(transactional_id: str) -> bytes:
     key = TransactionLogKey(transactional_id=transactional_id)
     return _version.pack(KEY_VERSION) + key.encode(KEY_VERSION)
-
-
-def _split(data: bytes) -> tuple[int, bytes]:
-    if len(data) < _version.size:
-        raise MalformedError(f"expected a version of 2 bytes, got {len(data)} bytes", offset=0)
-    return _version.unpack_from(data)[0], data[_version.size :]
 
 
 def _by_topic(transaction: Transaction) -> list[PartitionsOfTopic]:

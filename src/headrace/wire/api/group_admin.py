@@ -112,7 +112,7 @@ class Member(Struct):
     member_type: int = int8("1+", default=-1, ignorable=True)
 
 
-class DescribedEpochs(Struct):
+class DescribedGroupBase(Struct):
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
     group_id: str = string()
@@ -122,7 +122,7 @@ class DescribedEpochs(Struct):
     assignor_name: str = string()
 
 
-class DescribedConsumerGroup(DescribedEpochs):
+class DescribedConsumerGroup(DescribedGroupBase):
     members: Sequence[Member] = array(Member)
     authorized_operations: int = int32(default=-0x80000000)
 

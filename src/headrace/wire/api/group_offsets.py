@@ -33,7 +33,7 @@ class OffsetCommitRequest(RequestMessage["OffsetCommitResponse"], api_key=8, ver
     topics: Sequence[OffsetCommitRequestTopic] = array(OffsetCommitRequestTopic)
 
 
-class OffsetCommitResponsePartition(Struct):
+class OffsetResultPartition(Struct):
     partition_index: int = int32()
     error_code: int = int16()
 
@@ -41,7 +41,7 @@ class OffsetCommitResponsePartition(Struct):
 class OffsetCommitResponseTopic(Struct):
     name: str = string("0-9", ignorable=True)
     topic_id: bytes = uuid("10+", ignorable=True)
-    partitions: Sequence[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
+    partitions: Sequence[OffsetResultPartition] = array(OffsetResultPartition)
 
 
 class OffsetCommitResponse(Message, api_key=8, versions="0-10", flexible="8+"):
@@ -126,15 +126,15 @@ class OffsetDeleteRequest(RequestMessage["OffsetDeleteResponse"], api_key=47, ve
     topics: Sequence[OffsetDeleteRequestTopic] = array(OffsetDeleteRequestTopic)
 
 
-class OffsetDeleteResponseTopic(Struct):
+class OffsetResultTopic(Struct):
     name: str = string()
-    partitions: Sequence[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
+    partitions: Sequence[OffsetResultPartition] = array(OffsetResultPartition)
 
 
 class OffsetDeleteResponse(Message, api_key=47, versions="0-0"):
     error_code: int = int16()
     throttle_time_ms: int = int32()
-    topics: Sequence[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)
+    topics: Sequence[OffsetResultTopic] = array(OffsetResultTopic)
 
 
 # Key 28: commit offsets with a transaction.
@@ -165,4 +165,4 @@ class TxnOffsetCommitRequest(RequestMessage["TxnOffsetCommitResponse"], api_key=
 
 class TxnOffsetCommitResponse(Message, api_key=28, versions="0-5", flexible="3+"):
     throttle_time_ms: int = int32()
-    topics: Sequence[OffsetDeleteResponseTopic] = array(OffsetDeleteResponseTopic)
+    topics: Sequence[OffsetResultTopic] = array(OffsetResultTopic)

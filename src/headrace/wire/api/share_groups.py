@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.api.group_admin import Assignment, DescribedEpochs
+from headrace.wire.api.group_admin import Assignment, DescribedGroupBase
 from headrace.wire.api.groups import HeartbeatResult
 from headrace.wire.fields import array, boolean, int16, int32, int64, string, struct, uuid
 from headrace.wire.schema import Message, RequestMessage, Struct
@@ -46,7 +46,7 @@ class ShareMember(Struct):
     assignment: Assignment = struct(Assignment)
 
 
-class DescribedShareGroup(DescribedEpochs):
+class DescribedShareGroup(DescribedGroupBase):
     members: Sequence[ShareMember] = array(ShareMember)
     authorized_operations: int = int32(default=-2147483648)
 
