@@ -90,7 +90,7 @@ class Simulation:
         self.disk = Disk(self.world, self.network)
         self.history = History(self.world)
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-simulation-", dir=_memory_folder()))
-        self.cluster = SimulatedCluster(self.world, self.network, self.disk, self._folder, plan.brokers)
+        self.cluster = SimulatedCluster(self.world, self.network, self.disk, self._folder, [{}] * plan.brokers)
         scope = self._scope = Scope(self.world, self.history, self.cluster.bootstrap, TOPIC, plan.partitions)
         self.writers: list[SimulatedClient] = [
             *(PlainWriter(scope, f"w{n}", 1 + n, plan.rate_per_s) for n in range(plan.plain_writers)),
