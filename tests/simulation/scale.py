@@ -3,12 +3,14 @@
     Scale(tasks, partitions, brokers) → measure → Counts
 
 The batch is real: `tasks` transactions are begun, written and left open by real producers, and committed by the real
-committer. There are no faults, every message takes DELAY_SECONDS, and code takes no time: simulated time is round trips.
+committer. There are no faults. Every message takes DELAY_SECONDS, and code takes no time, so that simulated
+time is round trips.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import shutil
 import tempfile
@@ -81,7 +83,7 @@ class _FixedDelay(Network):
 
 def measure(scale: Scale, seed: int = 1) -> Counts:
     """Commit two batches on a simulated cluster, and count what the second one takes."""
-    world = World(seed)
+    world = World(seed, events_per_second_max=math.inf)
     network = _FixedDelay(world)
     disk = Disk(world, network)
     folder = Path(tempfile.mkdtemp(prefix="headrace-scale-"))

@@ -35,7 +35,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.network import Network
 from tests.simulation.seams import installed
-from tests.simulation.world import World
+from tests.simulation.world import LivelockError, World
 from tests.support.history import Batch, Replica
 
 TOPIC = "t"
@@ -127,7 +127,7 @@ class Simulation:
     def _run_and_check(self) -> list[str]:
         try:
             self._run()
-        except StuckError as error:
+        except (StuckError, LivelockError) as error:
             return [f"stuck: {error}", *(f"ended: {text}" for text in self.world.failures)]
         finally:
             self._end()
