@@ -168,6 +168,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # -- sockets ---------------------------------------------------------------------------------
 
     def add_reader(self, fd: Any, callback: Callable[[*Ts], Any], *args: *Ts) -> None:
+        assert not args
         sock: Socket = fd
 
         def notify() -> None:
