@@ -36,7 +36,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.network import Network
 from tests.simulation.seams import installed
-from tests.simulation.world import World
+from tests.simulation.world import LivelockError, World
 
 TOPIC = "t"
 RECOVERY_SECONDS_MAX = 300.0
@@ -90,7 +90,7 @@ class Simulation:
         self.disk = Disk(self.world, self.network)
         self.history = History(self.world)
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-simulation-", dir=_memory_folder()))
-        self.cluster = SimulatedCluster(self.world, self.network, self.disk, self._folder, plan.brokers)
+        self.cluster = SimulatedCluster(self.world, self.network, self.disk, self._folder, [{}] * plan.brokers)
         scope = self._scope = Scope(self.world, self.history, self.cluster.bootstrap, TOPIC, plan.partitions)
         self.writers: list[SimulatedClient] = [
             *(PlainWriter(scope, f"w{n}", 1 + n, plan.rate_per_s) for n in range(plan.plain_writers)),
@@ -127,7 +127,7 @@ class Simulation:
     def _run_and_check(self) -> list[str]:
         try:
             self._run()
-        except StuckError as error:
+        except (StuckError, LivelockError) as error:
             return [f"stuck: {error}", *(f"ended: {text}" for text in self.world.failures)]
         finally:
             self._end()

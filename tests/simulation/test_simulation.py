@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from headrace.verify import BatchOp, Operation, Phase, ReadOp, SendOp
+from tests.simulation.checks import anomalies_of
+from tools import mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN_SECONDS_MAX = 240
+BUGS_MIN = 20
 pytest.importorskip("greenlet")
 
 
 def simulate(*arguments: str) -> str:
-    """Return the last line about a seed, from a process of its own."""
+    """Return the report on a seed, from a process of its own."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.simulation", *arguments],
         cwd=ROOT,
@@ -28,20 +31,22 @@ def simulate(*arguments: str) -> str:
         check=False,
     )
     assert "digest" in run.stdout, run.stderr
-    return next(line for line in run.stdout.splitlines() if line.startswith("seed ")) + run.stdout.split("digest", 1)[1]
+    return run.stdout[run.stdout.index("\nseed ") :]
 
 
 def digest(report: str) -> str:
     return report.split("digest ")[1].split(":")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(RUN_SECONDS_MAX)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_promise_is_broken_under_faults(seed):
     assert "no anomalies" in simulate("--seed", str(seed), "--seconds", "120")
 
 
-@pytest.mark.timeout(2 * RUN_SECONDS_MAX)
+@pytest.mark.slow
+@pytest.mark.timeout(3 * RUN_SECONDS_MAX)
 def test_a_seed_replays_exactly_in_another_process():
     first, second = (simulate("--seed", "7", "--seconds", "40") for _ in range(2))
     assert digest(first) == digest(second)
@@ -49,8 +54,6 @@ def test_a_seed_replays_exactly_in_another_process():
 
 
 def test_a_row_of_a_query_that_is_committed_twice_is_an_anomaly():
-    from tests.simulation.checks import anomalies_of
-
     value = "q0/1:0:0"
     sent = [BatchOp(Phase.INVOKE, "q0", "q0", 1, (value,)), BatchOp(Phase.OK, "q0", "q0", 1)]
 
@@ -63,8 +66,6 @@ def test_a_row_of_a_query_that_is_committed_twice_is_an_anomaly():
 
 
 def test_batches_of_a_query_out_of_order_are_an_anomaly():
-    from tests.simulation.checks import anomalies_of
-
     rows = ["q0/2:0:0", "q0/1:0:0"]
     batches = [BatchOp(Phase.INVOKE, "q0", "q0", number, (rows[-number],)) for number in (1, 2)]
     records = ((0, rows[0]), (1, rows[1]))
@@ -73,9 +74,15 @@ def test_batches_of_a_query_out_of_order_are_an_anomaly():
 
 
 def test_the_history_rules_apply_to_other_writers():
-    from tests.simulation.checks import anomalies_of
-
     sent: list[Operation] = [SendOp(phase, "w0-1", "w0:1", "t", 0) for phase in (Phase.INVOKE, Phase.OK)]
     records = ((0, "w0:1"), (1, "w0:1"))
     reads = [ReadOp("final", "t", 0, committed, records, 2, final=True) for committed in (True, False)]
     assert "duplicate" in [text.split(":")[0] for text in anomalies_of([*sent, *reads])]
+
+
+def test_bugs_of_the_list_can_be_applied():
+    bugs = mutants.load((ROOT / "tests" / "simulation" / "bugs.md").read_text())
+    assert len(bugs) >= BUGS_MIN
+    for bug in bugs:
+        assert bug.test.startswith(mutants.SEED), bug.title
+        assert (ROOT / bug.path).read_text().count(bug.before) == 1, bug.title
