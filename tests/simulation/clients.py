@@ -236,13 +236,12 @@ class Reader(SimulatedClient):
         self.reads = 0
 
     def run(self) -> None:
-        isolation = "read_committed" if self._committed else "read_uncommitted"
         while not self.is_stopping:
             fetcher = Fetcher(
                 self.scope.bootstrap,
-                isolation=isolation,
+                isolation="read_committed" if self._committed else "read_uncommitted",
                 max_wait_ms=5_000,
-                request_timeout_ms=8_000,  # type: ignore[arg-type]
+                request_timeout_ms=8_000,
             )
             try:
                 fetcher.assign(self._positions)

@@ -204,7 +204,7 @@ class Lock:
                 if not thread.wait(None if timeout < 0 else timeout):
                     self._waiting = [each for each in self._waiting if each is not thread]
                     return False
-            self._waiting = [each for each in self._waiting if each is not thread]
+            self._waiting = [each for each in self._waiting if each is not thread]  # type: ignore[unreachable]  # others change it
         self._is_held = True
         return True
 
