@@ -17,7 +17,7 @@ SUITES := franz-go librdkafka confluent kafka-python
 
 .PHONY: help setup demo test test-all test-quick test-spark test-many-queries test-ui lint bench \
 	bench-wire bench-schema bench-producer bench-consumer bench-broker bench-legacy bench-cluster bench-commit bench-spark bench-spark-long bench-ui bench-revisions faults-producer \
-	model model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants chaos chaos-consumer chaos-share verify-clients docs dist test-wheel clean \
+	model model-broker crash-matrix fuzz-wire fuzz-broker fuzz-data-dir mutants simulate simulate-bugs commit-cost chaos chaos-consumer chaos-share verify-clients docs dist test-wheel clean \
 	$(SUITES:%=suite-%)
 
 help:
@@ -25,7 +25,8 @@ help:
 		"dist | clean"
 	@echo "make bench | bench-wire | bench-schema | bench-producer | bench-consumer | bench-broker | bench-legacy | bench-cluster | bench-commit | bench-spark |" \
 		"bench-spark-long | bench-ui | bench-revisions"
-	@echo "make faults-producer | model | model-broker | crash-matrix | chaos | chaos-consumer | chaos-share | verify-clients | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants"
+	@echo "make faults-producer | model | model-broker | crash-matrix | chaos | chaos-consumer | chaos-share | verify-clients | fuzz-wire | fuzz-broker | fuzz-data-dir | mutants | simulate | simulate-bugs |" \
+		"commit-cost"
 	@echo "make $(SUITES:%=suite-%)" | sed 's/ suite/ | suite/2g'
 
 setup: .venv/.ready .venv/.kernel
@@ -234,6 +235,20 @@ fuzz-data-dir: .venv/.ready .venv/.kernel
 # Each change of tests/mutants.md to a copy of the tree must make its test fail. ONLY=word: those with it in the title.
 mutants: .venv/.ready .venv/.kernel
 	@$(BIN)/python tools/mutants.py $(ONLY)
+
+# Brokers, producers and a query in one process, on a simulated clock, network and disk. SEED=n: one seed, with its
+# faults. HOURS=n: seeds 1, 2, … until so many hours are simulated, on all cores.
+simulate: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--hours $(or $(HOURS),1)) \
+		$(if $(SECONDS),--seconds $(SECONDS))
+
+# Each bug of tests/simulation/bugs.md must be found by the simulation with its seed. ONLY=word, as above.
+simulate-bugs: .venv/.ready .venv/.kernel
+	@$(BIN)/python tools/mutants.py --list tests/simulation/bugs.md $(ONLY)
+
+# What the model predicts for a commit, and what the simulation and bench-commit measure, as a plot in build/.
+commit-cost: .venv/.ready .venv/.kernel
+	@$(BIN)/python -m bench.commit_cost
 
 # The model of the commit protocol, checked by TLC, which also has to refute the changes of model/mutations.md.
 model: .venv/.ready

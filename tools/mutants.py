@@ -2,10 +2,13 @@
 
 python tools/mutants.py            all of them
 python tools/mutants.py PATTERN    those whose title contains PATTERN
+python tools/mutants.py --list tests/simulation/bugs.md [PATTERN]
+                                   the bugs of another list, which the simulation finds: a test is `seed N`
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -23,7 +26,11 @@ _ENTRY = re.compile(
     r"^### (?P<title>[^\n]+)\n`(?P<path>[^`]+)` is caught by `(?P<test>[^`]+)`\.\n+```diff\n(?P<diff>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-PYTEST_TESTS_FAILED = 1
+TESTS_FAILED = 1
+"""The exit code of pytest, and of the simulation."""
+SEED = "seed "
+BUG_SECONDS = "120"
+"""Simulated time with faults; an entry of the list has a seed for it."""
 
 
 class MutantError(Exception):
@@ -50,7 +57,7 @@ def load(text: str) -> list[Mutant]:
         mutants.append(Mutant(entry["title"], entry["path"], entry["test"], before, after))
     titles = len(re.findall(r"^### ", outside_form, re.MULTILINE))
     if titles != len(mutants):
-        raise MutantError(f"tests/mutants.md: {titles} titles, but {len(mutants)} entries of the documented form")
+        raise MutantError(f"the list has {titles} titles, but {len(mutants)} entries of the documented form")
     return mutants
 
 
@@ -67,7 +74,7 @@ def apply(mutant: Mutant, tree: Path) -> None:
 def run_test(test: str, tree: Path) -> bool:
     """Run a test in `tree`; return whether it passes. A timeout is a failure."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test],
+        command_of(test),
         cwd=tree,
         env=environment(tree),
         stdout=subprocess.PIPE,
@@ -81,9 +88,16 @@ def run_test(test: str, tree: Path) -> bool:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return False
-    if process.returncode not in (0, PYTEST_TESTS_FAILED):
-        raise MutantError(f"{test} could not be run: pytest ended with {process.returncode}\n{output}")
+    if process.returncode not in (0, TESTS_FAILED):
+        raise MutantError(f"{test} could not be run: it ended with {process.returncode}\n{output}")
     return process.returncode == 0
+
+
+def command_of(test: str) -> list[str]:
+    """Return the command that fails with exit code 1 if a test, or the simulation with a seed, does."""
+    if test.startswith(SEED):
+        return [sys.executable, "-m", "tests.simulation", "--seed", test.removeprefix(SEED), "--seconds", BUG_SECONDS]
+    return [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -109,11 +123,14 @@ def copy_tree(target: Path) -> None:
 
 
 def main() -> None:
-    pattern = sys.argv[1] if len(sys.argv) > 1 else ""
+    parser = argparse.ArgumentParser(description="Apply mutants, and check that their tests fail.")
+    parser.add_argument("pattern", nargs="?", default="", help="a part of the title")
+    parser.add_argument("--list", default="tests/mutants.md", help="the file with the mutants")
+    arguments = parser.parse_args()
     mutants = [
         mutant
-        for mutant in load((ROOT / "tests" / "mutants.md").read_text())
-        if pattern.lower() in mutant.title.lower()
+        for mutant in load((ROOT / arguments.list).read_text())
+        if arguments.pattern.lower() in mutant.title.lower()
     ]
     survivors = []
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as folder:

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import time
+import traceback
 from functools import partial
 
 from tests.simulation.seams import fixed_hashes
@@ -73,4 +74,8 @@ def report(result: Result) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:  # 1 is the exit code for anomalies
+        traceback.print_exc()
+        sys.exit(2)

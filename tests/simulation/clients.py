@@ -10,12 +10,11 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
-from tests.support.history import Ended, Event, Outcome, Read, SendResult, Sent
-
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.client.fetcher import Fetcher
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import TopicPartition
+from headrace.verify import Action, Operation, Phase, ReadOp, SendOp, TransactionOp
 from tests.simulation.world import Process, Thread, World
 from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError, OnResult
 
@@ -27,16 +26,15 @@ RESTART_SECONDS = (0.1, 10.0)
 
 
 class History:
-    """The events of all clients, in order."""
+    """The operations of all clients, in order."""
 
     def __init__(self, world: World) -> None:
-        self.events: list[Event] = []
+        self.operations: list[Operation] = []
         self._world = world
 
-    def add(self, *events: Event) -> None:
-        for event in events:
-            self._world.record(event)
-        self.events += events
+    def add(self, *operations: Operation) -> None:
+        self._world.record(*operations)
+        self.operations += operations
 
 
 class Scope:
@@ -119,14 +117,20 @@ class PlainWriter(SimulatedClient):
             return
         self._count += 1
         self._pending += 1
-        send(self.scope, client, Sent(writer, f"{self.name}:{self._count}", self._partition()), self._on_result)
+        value = f"{self.name}:{self._count}"
+        send(
+            self.scope,
+            client,
+            SendOp(Phase.INVOKE, writer, value, self.scope.topic, self._partition()),
+            self._on_result,
+        )
 
     def _partition(self) -> int:
         return self.rng.randrange(self.scope.partitions)
 
-    def _on_result(self, outcome: Outcome) -> None:
+    def _on_result(self, phase: Phase) -> None:
         self._pending -= 1
-        self.successes += outcome is Outcome.DONE
+        self.successes += phase is Phase.OK
 
 
 class TransactionalWriter(SimulatedClient):
@@ -136,6 +140,7 @@ class TransactionalWriter(SimulatedClient):
         super().__init__(scope, name, number)
         self._rate_per_s = rate_per_s
         self._count = 0
+        self._instance = 0  # of the producer
 
     def run(self) -> None:
         client: HeadraceClient | None = None
@@ -145,66 +150,91 @@ class TransactionalWriter(SimulatedClient):
                 client = self._client()
                 continue
             self._count += 1
-            name = f"{self.name}/{self._count}"
-            outcome, client = self._transaction(client, name)
-            self.scope.history.add(Ended(name, outcome))
-            self.successes += outcome is Outcome.DONE
+            client = self._transaction(client, f"{self.name}/{self._count}")
         if client is not None:
             client.close()
         while self._client() is None:  # fences the last one, so that no transaction stays open
             self.pause(PAUSE_SECONDS)
 
     def _client(self) -> HeadraceClient | None:
-        client = HeadraceClient(self.scope.bootstrap, self.scope.topic, f"id-{self.name}")
+        client = HeadraceClient(self.scope.bootstrap, self.scope.topic, self._transactional_id)
+        self._instance += 1
+        producer = self._producer
+        self._record(Action.INIT, Phase.INVOKE, producer)
         try:
             client.init()
         except (GaveUpError, MustAbortError):
             client.close()
             return None
+        self._record(Action.INIT, Phase.OK, producer)
         return client
 
-    def _transaction(self, client: HeadraceClient, name: str) -> tuple[Outcome, HeadraceClient | None]:
+    @property
+    def _transactional_id(self) -> str:
+        return f"id-{self.name}"
+
+    @property
+    def _producer(self) -> str:
+        return f"{self.name}#{self._instance}"
+
+    def _record(self, action: Action, phase: Phase, producer: str, transaction: str | None = None) -> None:
+        operation = TransactionOp(action, phase, self.name, transaction, self._transactional_id, producer)
+        self.scope.history.add(operation)
+        self.successes += action is Action.COMMIT and phase is Phase.OK
+
+    def _transaction(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
+        """Write a transaction; return the client for the next one."""
         try:
             client.begin()
             for index in range(self.rng.randint(1, RECORDS_MAX)):
                 partition = self.rng.randrange(self.scope.partitions)
-                send(self.scope, client, Sent(self.name, f"{name}:{index}", partition, name))
+                value = f"{name}:{index}"
+                operation = SendOp(Phase.INVOKE, self.name, value, self.scope.topic, partition, transaction=name)
+                send(self.scope, client, operation)
                 if self.rng.random() < 0.1:
                     self.pause(self.rng.expovariate(10))
             chance = self.rng.random()
-            if chance < ABORT_CHANCE:
-                return self._abort(client)
-            if chance < ABORT_CHANCE + ZOMBIE_CHANCE:
-                return self._commit_as_zombie(client)
-            client.commit()
-            return Outcome.DONE, client
+            if ABORT_CHANCE <= chance < ABORT_CHANCE + ZOMBIE_CHANCE:
+                return self._commit_as_zombie(client, name)
+            if chance >= ABORT_CHANCE:
+                self._record(Action.COMMIT, Phase.INVOKE, self._producer, name)
+                client.commit()
+                self._record(Action.COMMIT, Phase.OK, self._producer, name)
+                return client
         except MustAbortError:
-            return self._abort(client)
+            pass
         except GaveUpError:
             client.close()
-            return Outcome.UNKNOWN, None
+            return None
+        return self._abort(client, name)
 
-    def _abort(self, client: HeadraceClient) -> tuple[Outcome, HeadraceClient | None]:
+    def _abort(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
+        self._record(Action.ABORT, Phase.INVOKE, self._producer, name)
         try:
             client.abort()
-            return Outcome.UNDONE, client
         except (MustAbortError, GaveUpError):
             client.close()
-            return Outcome.UNKNOWN, None
+            return None
+        self._record(Action.ABORT, Phase.OK, self._producer, name)
+        return client
 
-    def _commit_as_zombie(self, zombie: HeadraceClient) -> tuple[Outcome, HeadraceClient | None]:
-        """Let a zombie commit after a new client has its id. The check finds a fault if the commit succeeds."""
+    def _commit_as_zombie(self, zombie: HeadraceClient, name: str) -> HeadraceClient | None:
+        """Let a zombie commit after a new client has its id. The check reports an anomaly if the commit succeeds."""
+        producer = self._producer
         client = self._client()
         if client is None:
             zombie.close()
-            return Outcome.UNKNOWN, None
+            return None
+        self._record(Action.COMMIT, Phase.INVOKE, producer, name)
+        phase = Phase.OK
         try:
             zombie.commit()
-            return Outcome.DONE, client
         except (MustAbortError, GaveUpError):
-            return Outcome.UNDONE, client
+            phase = Phase.FAIL
         finally:
             zombie.close()
+        self._record(Action.COMMIT, phase, producer, name)
+        return client
 
 
 class Reader(SimulatedClient):
@@ -244,7 +274,7 @@ class Reader(SimulatedClient):
         for index, records in by_partition.items():
             tp = TopicPartition(self.scope.topic, index)
             self._positions[tp] = fetcher.position(tp)
-            self.scope.history.add(Read(self.name, self._committed, index, tuple(records), None))
+            self.scope.history.add(ReadOp(self.name, self.scope.topic, index, self._committed, tuple(records)))
             self.reads += 1
         self.pause(0.05)
 
@@ -267,7 +297,7 @@ class FinalReader(SimulatedClient):
                         rows[record.partition].append((record.offset, (record.value or b"").decode()))
                 for index, records in rows.items():
                     end = ends[TopicPartition(scope.topic, index)]
-                    scope.history.add(Read("final", committed, index, tuple(records), end, final=True))
+                    scope.history.add(ReadOp("final", scope.topic, index, committed, tuple(records), end, final=True))
 
 
 class TopicCreator(SimulatedClient):
@@ -290,15 +320,15 @@ class TopicCreator(SimulatedClient):
 
 
 def send(
-    scope: Scope, client: HeadraceClient, event: Sent, on_done: Callable[[Outcome], None] = lambda outcome: None
+    scope: Scope, client: HeadraceClient, operation: SendOp, on_done: Callable[[Phase], None] = lambda phase: None
 ) -> None:
     """Record and send a value; its result is recorded when it is known."""
-    scope.history.add(event)
+    scope.history.add(operation)
 
-    def on_result(outcome: Outcome, partition: int | None, offset: int | None) -> None:
-        on_done(outcome)
-        scope.history.add(SendResult(event.value, outcome, partition, offset))
+    def on_result(phase: Phase, partition: int | None, offset: int | None) -> None:
+        on_done(phase)
+        scope.history.add(operation._replace(phase=phase, partition=operation.partition, offset=offset))
 
     result: OnResult = on_result
-    assert event.partition is not None
-    client.send(event.value, event.partition, result)
+    assert operation.partition is not None
+    client.send(operation.value, operation.partition, result)

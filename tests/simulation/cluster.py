@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.broker.broker import Broker
@@ -122,8 +122,12 @@ class Node:
 class SimulatedCluster:
     """Brokers 1 to `count`; the first is the controller."""
 
-    def __init__(self, world: World, network: Network, disk: Disk, folder: Path, count: int) -> None:
+    def __init__(
+        self, world: World, network: Network, disk: Disk, folder: Path, options: Sequence[Mapping[str, object]]
+    ) -> None:
+        """`options` are those of each broker, beyond the ones of all simulations."""
         self.world, self.network, self.disk = world, network, disk
+        count = len(options)
         self.nodes: list[Node] = []
         defaults = dict(OPTIONS)
         replicas = min(count, 3)
@@ -131,9 +135,10 @@ class SimulatedCluster:
             defaults[f"{name}.replication.factor"] = replicas
         for name in ("min.insync.replicas", "transaction.state.log.min.isr"):
             defaults[name] = min(replicas, 2)
-        for node_id in range(1, count + 1):
+        for node_id, given in enumerate(options, 1):
             own: dict[str, object] = {
                 **defaults,
+                **given,
                 "node.id": node_id,
                 "log.dirs": str(folder / str(node_id)),
                 "listeners": f"PLAINTEXT://10.0.0.{node_id}:{PORT}",

@@ -14,7 +14,6 @@ import random
 from collections.abc import Sequence
 
 import pyarrow as pa
-from tests.support.history import Ended, Outcome, Sent
 
 from headrace.client.blocking import BlockingClient
 from headrace.errors import HeadraceError
@@ -28,6 +27,7 @@ from headrace.spark.ledger import Ledger
 from headrace.spark.sink_options import SinkOptions
 from headrace.spark.task_writer import Report, TaskAttempt, TaskWriter, merged
 from headrace.spark.transactions import Redo, Transactions
+from headrace.verify import BatchOp, Phase
 from tests.simulation.clients import Scope, SimulatedClient
 
 QUERY = "query"
@@ -57,7 +57,6 @@ class SimulatedQuery(SimulatedClient):
         self.committed = -1  # the commit log
         self._executors = executors
         self._rate_per_s = rate_per_s
-        self._planned = -1
         self._options = SinkOptions.parse(
             {
                 "kafka.bootstrap.servers": scope.bootstrap,
@@ -99,6 +98,9 @@ class SimulatedQuery(SimulatedClient):
 
     def _run_batch(self, committer: Committer, run: str, number: int) -> None:
         parts = self._rows_of(number)
+        values = tuple(value for rows in parts for _, value in rows)
+        operation = BatchOp(Phase.INVOKE, self.name, self.name, number, values)
+        self.scope.history.add(operation)
         reports: list[Report] = []
         try:
             for task, rows in enumerate(parts):
@@ -107,7 +109,7 @@ class SimulatedQuery(SimulatedClient):
             committer.abort(self._batch(number, reports))
             raise
         committer.commit(self._batch(number, reports))
-        self.scope.history.add(Ended(f"{self.name}/{number}", Outcome.DONE))
+        self.scope.history.add(operation._replace(phase=Phase.OK, values=()))
         self.successes += 1
         if self.rng.random() < FAILED_COMMIT_LOG_CHANCE:
             raise TaskFailedError(f"writing batch {number} to the commit log failed")
@@ -116,20 +118,13 @@ class SimulatedQuery(SimulatedClient):
     def _rows_of(self, number: int) -> list[list[tuple[int, str]]]:
         """Return the rows of each task: partition and value. A batch that is run again has the same ones."""
         rng = random.Random(f"{self.scope.world.seed} {self.name} {number}")
-        parts = [
+        return [
             [
                 (rng.randrange(self.scope.partitions), f"{self.name}/{number}:{task}:{row}")
                 for row in range(rng.randint(1, ROWS_MAX))
             ]
             for task in range(rng.randint(1, TASKS_MAX))
         ]
-        if number > self._planned:
-            self._planned = number
-            for task, rows in enumerate(parts):
-                for partition, value in rows:
-                    writer = f"{self.name}/{number}:{task}"
-                    self.scope.history.add(Sent(writer, value, partition, f"{self.name}/{number}"))
-        return parts
 
     def _batch(self, number: int, reports: list[Report]) -> Batch:
         transactions = [report.transaction for report in reports if report.transaction is not None]

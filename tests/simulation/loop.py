@@ -11,12 +11,15 @@ import contextvars
 import errno
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, TypeVarTuple
 
 from headrace.wire.primitives import Buffer
 from tests.simulation.network import Network, Socket
 from tests.simulation.world import Process
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 THREAD_SECONDS = (0.000_1, 0.005)
 """How long work on a thread takes."""
@@ -42,21 +45,24 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._world.now
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._make_ready(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
 
     def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._world.now + delay, callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
 
@@ -119,7 +125,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(lambda done: self.tasks.pop(number, None))
         return task
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         outcome = self.create_future()
 
         def run() -> None:
@@ -161,7 +167,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     # -- sockets ---------------------------------------------------------------------------------
 
-    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Callable[[*Ts], Any], *args: *Ts) -> None:
+        assert not args
         sock: Socket = fd
 
         def notify() -> None:
@@ -287,6 +294,3 @@ class SimulatedTransport(asyncio.Transport):
             self._changed()
         elif not self._protocol.eof_received():
             self._close(None)
-
-
-Coroutines = Coroutine[Any, Any, Any]

@@ -15,7 +15,7 @@ import itertools
 import math
 import selectors
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -37,7 +37,7 @@ class Network:
         self.sockets: dict[int, Socket] = {}  # by file number
         self.listeners: dict[Address, Socket] = {}
         self.messages = 0
-        self.bytes = 0
+        self.by_way: Counter[tuple[str, str]] = Counter()  # the number of messages, by hosts
         self._cut: set[tuple[str, str]] = set()
         self._held: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._filenos = itertools.count(FIRST_FILENO)
@@ -185,7 +185,7 @@ class Socket:
         peer, network = self.peer, self._network
         assert peer is not None
         network.messages += 1
-        network.bytes += len(data)
+        network.by_way[self.process.host, peer.process.host] += 1
         self._arrival = max(network.world.now + network.delay(), self._arrival + 1e-6)
         network.pass_on(self.process.host, peer.process.host, self._arrival, lambda: peer.receive(data))
         return len(data)

@@ -3,7 +3,7 @@
     Simulation(seed, plan).run() → Result: anomalies, digest, counts
 
 When the time of the plan is over, all faults end; the cluster must recover within a bound and the writers end. Then
-everything is read, and the history is checked (tests/support/history_check.py).
+everything is read, and the history is checked by headrace.verify.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.history import Batch, Replica
-
+from headrace.verify import ReplicaOp, StoredBatch, check
 from headrace.wire.records import read_batches
-from tests.simulation.checks import anomalies_of
 from tests.simulation.clients import (
     FinalReader,
     History,
@@ -37,7 +35,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.network import Network
 from tests.simulation.seams import installed
-from tests.simulation.world import World
+from tests.simulation.world import LivelockError, World
 
 TOPIC = "t"
 RECOVERY_SECONDS_MAX = 300.0
@@ -91,7 +89,7 @@ class Simulation:
         self.disk = Disk(self.world, self.network)
         self.history = History(self.world)
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-simulation-", dir=_memory_folder()))
-        self.cluster = SimulatedCluster(self.world, self.network, self.disk, self._folder, plan.brokers)
+        self.cluster = SimulatedCluster(self.world, self.network, self.disk, self._folder, [{}] * plan.brokers)
         scope = self._scope = Scope(self.world, self.history, self.cluster.bootstrap, TOPIC, plan.partitions)
         self.writers: list[SimulatedClient] = [
             *(PlainWriter(scope, f"w{n}", 1 + n, plan.rate_per_s) for n in range(plan.plain_writers)),
@@ -120,7 +118,7 @@ class Simulation:
             time.monotonic() - started,
             self.world.events,
             self.network.messages,
-            len(self.history.events),
+            len(self.history.operations),
             self.faults.counts,
             self.world.notes,
         )
@@ -128,12 +126,15 @@ class Simulation:
     def _run_and_check(self) -> list[str]:
         try:
             self._run()
-        except StuckError as error:
+        except (StuckError, LivelockError) as error:
             return [f"stuck: {error}", *(f"ended: {text}" for text in self.world.failures)]
         finally:
             self._end()
         self._dump_replicas()
-        return [*anomalies_of(self.history.events), *(f"ended: {text}" for text in self.world.failures)]
+        return [
+            *map(str, check(self.history.operations).anomalies),
+            *(f"ended: {text}" for text in self.world.failures),
+        ]
 
     def _run(self) -> None:
         cluster, world = self.cluster, self.world
@@ -184,7 +185,7 @@ class Simulation:
             for partition in range(self.plan.partitions):
                 files = sorted((node.folder / f"{TOPIC}-{partition}").glob("*.log"))
                 batches = [
-                    Batch(
+                    StoredBatch(
                         batch.header.base_offset,
                         batch.header.last_offset,
                         batch.header.leader_epoch,
@@ -193,7 +194,7 @@ class Simulation:
                     for file in files
                     for batch in read_batches(file.read_bytes())
                 ]
-                self.history.add(Replica(node.node_id, partition, tuple(batches)))
+                self.history.add(ReplicaOp(node.node_id, TOPIC, partition, tuple(batches)))
 
 
 def simulate(plan: Plan, seed: int) -> Result:

@@ -30,11 +30,17 @@ class ProcessKilledError(BaseException):
     """Ends the code of a killed process. Not an Exception: the code must not handle it."""
 
 
+class LivelockError(Exception):
+    """Code of the simulation runs in a loop without waiting."""
+
+
 class World:
     """Time, events and randomness of one simulation."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, events_per_second_max: float = 20_000.0) -> None:
+        """More events in a simulated second are a loop that never waits, in which no time would pass."""
         self.seed = seed
+        self._events_per_second_max = events_per_second_max
         self.rng = random.Random(seed)
         self.now = START_SECONDS
         self.process: Process | None = None  # whose event is running
@@ -63,12 +69,16 @@ class World:
     def run_until(self, condition: Callable[[], object], seconds_max: float) -> bool:
         """Execute events until the condition is true; False if it is not within `seconds_max` simulated seconds."""
         deadline = self.now + seconds_max
-        queue = self._queue
+        queue, first_event = self._queue, self.events
         while not condition():
             if not queue or queue[0][0] > deadline:
                 self.now = deadline
                 return False
             when, _, _, process, call = heapq.heappop(queue)
+            if int(when) != int(self.now):
+                first_event = self.events
+            elif self.events - first_event > self._events_per_second_max:
+                raise LivelockError(f"{self.events - first_event} events within a second; the last one is of {process}")
             self.now = when
             if process is None:
                 self.events += 1
