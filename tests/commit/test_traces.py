@@ -166,7 +166,9 @@ FAULTS = (fail_then_succeed, die_then_succeed, come_back_as_a_zombie, change_pro
 def test_every_failure_at_every_failpoint_is_a_behaviour_of_the_model(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """All in one run of TLC."""
     recorded: dict[str, list[traces.Line]] = {}
-    for fault, failpoint in [*itertools.product(FAULTS, DRIVER_FAILPOINTS), (restore_the_checkpoint, "")]:
+    cells = {*itertools.product(FAULTS, DRIVER_FAILPOINTS), (restore_the_checkpoint, "")}
+    cells.remove((die_then_succeed, "abort.begin"))  # a driver that dies does not call it
+    for fault, failpoint in sorted(cells, key=str):
         name = f"{fault.__name__} at {failpoint}"
         with SinkRig(broker) as rig:
             scenario = Scenario(rig, tmp_path / f"{name}.jsonl")
