@@ -90,7 +90,7 @@ test-group-either:
 	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/either tests/link $(CONSUMERS:%=--ignore=%)
 
 test-group-commit:
-	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/commit
+	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/commit tests/simulation
 
 test-group-schema:
 	@$(WITH_KERNEL) $(PYTEST) $(NOT_SLOW) tests/schema

@@ -22,6 +22,7 @@ from headrace import (
     OffsetAndMetadata,
     OffsetOutOfRangeError,
     Producer,
+    ShareConsumer,
     TimedOutError,
     TopicPartition,
 )
@@ -314,6 +315,27 @@ def test_every_call_after_close_is_an_error(either):
         with pytest.raises(ClosedError, match="the consumer is closed"):
             call()
     assert consumer.undo_poll() is None
+
+
+@pytest.mark.behaviour("C10")
+@pytest.mark.parametrize("kind", [Consumer, ShareConsumer])
+def test_a_consumer_that_is_garbage_warns_ends_its_thread_and_leaves_the_group(either, kind):
+    topic, group = new_topic(either, "garbage"), unique("garbage")
+    before = set(threading.enumerate())
+
+    def group_state(admin):
+        return next((listing.state for listing in admin.list_groups() if listing.group_id == group), "")
+
+    def leave_behind(admin):
+        consumer = kind(bootstrap_servers=either.bootstrap, group_id=group)
+        consumer.subscribe([topic])
+        eventually("a member", lambda: consumer.poll(0.1) is not None and group_state(admin) == "Stable", SECONDS_MAX)
+
+    with AdminClient(either.bootstrap) as admin:
+        with pytest.warns(ResourceWarning, match=rf"{kind.__name__}\(.*{group}.* was not closed: call close"):
+            leave_behind(admin)
+        eventually("no member", lambda: group_state(admin) == "Empty", SECONDS_MAX)
+    eventually("no thread", lambda: not set(threading.enumerate()) - before, SECONDS_MAX)
 
 
 @pytest.mark.behaviour("C10")

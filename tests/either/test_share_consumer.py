@@ -7,7 +7,16 @@ import time
 
 import pytest
 
-from headrace import AcknowledgeType, ConfigError, IllegalStateError, Producer, ShareConsumer, ShareRecord, WakeupError
+from headrace import (
+    AcknowledgeType,
+    ConfigError,
+    Deserializer,
+    IllegalStateError,
+    Producer,
+    ShareConsumer,
+    ShareRecord,
+    WakeupError,
+)
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
 from tests.support.topics import new_topic, unique
@@ -76,6 +85,71 @@ def test_records_are_acknowledged_one_by_one(either):
         assert list(consumer.commit_sync().values()) == [None]
 
 
+class Raises(Deserializer):
+    """Raises an error once, at a value."""
+
+    def __init__(self, value, error):
+        self.value, self.error = value, error
+
+    def deserialize(self, topic, data, headers):
+        if data == self.value and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return data
+
+
+def test_ctrl_c_in_poll_accepts_no_record(either):
+    topic, group = prepare(either, 6)
+    deserializer = Raises(b"3", KeyboardInterrupt())
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group, value_deserializer=deserializer) as consumer:
+        consumer.subscribe([topic])
+        with pytest.raises(KeyboardInterrupt):
+            read(consumer, 6)
+        records = read(consumer, 6)
+    assert sorted(record.value for record in records) == [b"%d" % number for number in range(6)]
+
+
+def test_an_exception_in_the_block_releases_the_records_of_the_last_poll(either):
+    topic, group = prepare(either, 4)
+
+    def work():
+        with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+            consumer.subscribe([topic])
+            read(consumer, 4)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        assert [record.delivery_count for record in read(consumer, 4)] == [2] * 4
+
+
+def test_a_share_consumer_is_for_one_thread(either):
+    topic, group = prepare(either, 0)
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        woken: list[Exception] = []
+
+        def poll():
+            try:
+                consumer.poll(SECONDS_MAX)
+            except WakeupError as error:
+                woken.append(error)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            for call in (lambda: consumer.poll(0), consumer.close):
+                with pytest.raises(IllegalStateError, match=r"for one thread at a time: call wakeup\(\)"):
+                    eventually("a call while the other thread polls", call)
+        finally:
+            while thread.is_alive():
+                consumer.wakeup()
+                thread.join(0.1)
+        assert woken
+
+
 def test_a_closed_consumer_releases_what_it_did_not_acknowledge(either):
     topic, group = prepare(either, 4)
     options = {"bootstrap.servers": either.bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
@@ -88,27 +162,6 @@ def test_a_closed_consumer_releases_what_it_did_not_acknowledge(either):
         assert [(int(record.value), record.delivery_count) for record in records] == [(1, 2), (2, 2), (3, 2)]
         for record in records:
             consumer.acknowledge(record)
-
-
-def test_records_of_a_failed_application_are_delivered_again(either):
-    topic, group = prepare(either, 4)
-
-    def fail():
-        with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
-            consumer.subscribe([topic])
-            read(consumer, 4)
-            raise ZeroDivisionError("of the application")
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
-        consumer.subscribe([topic])
-        assert [(int(record.value), record.delivery_count) for record in read(consumer, 4)] == [
-            (number, 2) for number in range(4)
-        ]
-    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
-        consumer.subscribe([topic])
-        assert consumer.poll(1.0) == []
 
 
 def test_close_accepts_nothing_by_itself(either):

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.broker import EmbeddedBroker
 from tests.support.chaos_clients import ClientFactory, ConfluentClient, HeadraceClient
-from tests.support.client_runs import BROKER_OPTIONS, TRANSACTION_MS, ClientCell, run_client
+from tests.support.client_runs import BROKER_OPTIONS, PARTITIONS, TRANSACTION_MS, ClientCell, run_client
 from tests.support.peers.broker import Broker
 from tests.support.peers.embedded import OwnBroker
 from tests.support.peers.java import JavaRunner
@@ -64,6 +64,12 @@ def brokers(
         broker.remove()
 
 
+def dump(kafka: RealKafka, folder: Path, topic: str) -> None:
+    """Keep the batches and markers of Apache Kafka's log, which say whether a client or the broker is at fault."""
+    for partition in range(PARTITIONS):
+        (folder / f"{topic}-{partition}.dump").write_text(kafka.dump_log(topic, partition))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(OVERHEAD_SECONDS_MAX + 2 * SECONDS)
 @pytest.mark.parametrize(("broker", "client", "protocol"), SELECTED, ids=["-".join(cell) for cell in SELECTED])
@@ -98,6 +104,8 @@ def test_the_history_of_a_client_under_faults(
     print(f"\n{run}")
     with (folder / "report.txt").open("a") as report:
         report.write(f"{run}\n")
+    if not run.verdict.is_valid and isinstance(running, RealKafka):
+        dump(running, folder, f"{cell.name}-{SEED}")
     assert run.errors == [], run
     assert run.verdict.is_known, run
     assert run.verdict.sizes["committed"], run

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.client.connection import Response
 from headrace.client.plugins import PluginLoader
-from headrace.consumer.coordinator import STALE_RETRIES_MAX, GroupCoordinator
+from headrace.consumer.coordinator import COORDINATOR_NODE_BASE, STALE_RETRIES_MAX, GroupCoordinator
 from headrace.consumer.settings import ConsumerSettings, consumer_log, resolve
 from headrace.errors import Code, CommitFailedError, HeadraceError, TopicAuthorizationError
 from headrace.types import GroupMetadata, OffsetAndMetadata, TopicPartition
@@ -38,12 +38,17 @@ class FakeClient:
     def __init__(self):
         self.codes: deque[int] = deque()
         self.sent: list[Any] = []
+        self.finds = 0
+        self.is_unreachable = False  # The coordinator, whose connection backs off.
 
     def least_loaded_node(self, node_ids, now):
         return 1
 
     def is_ready(self, node_id, now):
-        return True
+        return node_id < COORDINATOR_NODE_BASE or not self.is_unreachable
+
+    def is_backing_off(self, node_id, now):
+        return self.is_unreachable
 
     def set_node(self, node_id, endpoint):
         pass
@@ -51,6 +56,7 @@ class FakeClient:
     def send(self, node_id, request, now):
         message = request.build(4 if request.api_key == ApiKey.FIND_COORDINATOR else request.versions[1])
         if request.api_key == ApiKey.FIND_COORDINATOR:
+            self.finds += 1
             row = Coordinator(key="g", node_id=1, host="h", port=1)
             request.on_response(Response(request, node_id, 4, FindCoordinatorResponse(coordinators=[row])))
             return
@@ -115,6 +121,19 @@ def test_a_commit_has_the_member_and_its_epoch():
     assert rig.commit() is None
     (request,) = rig.client.sent
     assert (request.member_id, request.generation_id_or_member_epoch) == ("m", 3)
+
+
+def test_a_coordinator_that_is_unreachable_is_looked_up_with_a_back_off():
+    rig = Rig()
+    rig.client.is_unreachable = True
+    deadline_ms = rig.clock.monotonic_ms() + TIMEOUT_MS
+    rig.coordinator.commit({TP: OffsetAndMetadata(5)}, rig.results.append, deadline_ms)
+    for _ in range(5_000):  # iterations of the I/O loop, in 5 seconds
+        rig.coordinator.run(rig.clock.monotonic_ms())
+        rig.clock.advance(1.0)
+    assert 4 <= rig.client.finds <= 12, "retry.backoff.ms is 100, retry.backoff.max.ms 1,000"
+    rig.client.is_unreachable = False
+    assert rig.run() is None
 
 
 def test_a_commit_with_an_old_epoch_is_retried_until_the_heartbeat_has_the_new_one():

@@ -9,12 +9,12 @@ from headrace.client.metadata import Metadata, MetadataUpdater
 from headrace.client.network import NetworkClient, NetworkSettings
 from headrace.client.offsets import Isolation
 from headrace.client.plugins import PluginLoader, PrefixedLogger
-from headrace.consumer.fetching import PartitionFetcher
+from headrace.consumer.fetching import MISSING_MS_MAX, PartitionFetcher
 from headrace.consumer.offset_lookups import OffsetLookups
 from headrace.consumer.partitions import AssignedPartition, Assignment, FetchBuffer, PositionState
 from headrace.consumer.positions import PositionKeeper
 from headrace.consumer.settings import ConsumerSettings, resolve
-from headrace.errors import Code, LogTruncationError, TopicAuthorizationError
+from headrace.errors import BrokerError, Code, LogTruncationError, TopicAuthorizationError
 from headrace.types import TopicPartition
 from headrace.wire.api import ApiKey
 from headrace.wire.api.fetch import FetchableTopicResponse, FetchResponse, PartitionData
@@ -259,3 +259,21 @@ def test_data_of_a_moved_partition_do_not_delay_its_next_fetch():
     rig.cluster.script(ApiKey.FETCH, response(batch(50)))
     rig.run(lambda: len(rig.buffer) == 3)
     assert rig.fetches()[2][1].topics[0].partitions[0].fetch_offset == 50
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID])
+def test_a_partition_that_is_missing_for_half_a_minute_is_an_error(code):
+    rig = Rig()
+    rig.cluster.always(ApiKey.FETCH, lambda sent: response(code=code))
+    started = rig.clock.monotonic_ms()
+    rig.run(lambda: rig.errors, turns=2000)
+    assert rig.clock.monotonic_ms() - started == pytest.approx(MISSING_MS_MAX, rel=0.1)
+    (error,) = rig.errors
+    assert isinstance(error, BrokerError)
+    assert error.code == code
+    assert "t-0 has been missing for 30 s: was its topic deleted?" in str(error)
+    rig.partition.error = None  # `poll` has raised it
+    rig.cluster.always(ApiKey.FETCH, response(batch(0)))  # created again
+    rig.fetcher.wake()
+    rig.run(lambda: rig.buffer, turns=2000)
+    assert len(rig.errors) == 1

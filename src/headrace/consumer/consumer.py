@@ -16,7 +16,7 @@ from headrace.client.metadata import PartitionInfo
 from headrace.client.offsets import EARLIEST, LATEST, PartitionOffset
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock, timed
-from headrace.consumer import arguments
+from headrace.consumer import arguments, unclosed
 from headrace.consumer.arrow_stream import stream
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.engine import ConsumerEngine
@@ -72,6 +72,7 @@ class Consumer:
         except BaseException:
             engine.close(0)
             raise
+        unclosed.watch(self, engine)
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], **arguments: Unpack[ConsumerArguments]) -> Self:

@@ -130,7 +130,7 @@ class GroupCoordinator:
         self._node_id: int | None = None
         self._is_finding = False
         self._find_at_ms = 0.0
-        self._failures = 0
+        self._failures = 0  # Since the coordinator has responded: it may be found, and not be reachable.
         self._random = random.Random()
         self._queue: deque[CoordinatorRequest[Any]] = deque()
         self.identity: Callable[[], GroupMetadata] = lambda: GroupMetadata(settings.group_id)
@@ -151,10 +151,15 @@ class GroupCoordinator:
         return self._node_id is not None
 
     def forget(self, reason: object) -> None:
-        """Find the coordinator again."""
+        """Find the coordinator again, after a back-off."""
         if self._node_id is not None:
             self._log.info("coordinator lost: %s", reason)
             self._node_id = None
+            self._back_off()
+
+    def _back_off(self) -> None:
+        self._failures += 1
+        self._find_at_ms = self.retry_at_ms(self._failures)
 
     def run(self, now: float) -> float:
         """Send what is due; returns the time until the next check."""
@@ -196,6 +201,7 @@ class GroupCoordinator:
     def _send(self, node_id: int, request: CoordinatorRequest[Any], now: float) -> None:
         def on_response(response: Response[Any]) -> None:
             if response.message is not None:
+                self._failures = 0
                 request.on_result(response.message)
                 return
             error = response.error or ConnectionFailedError("no response")
@@ -250,13 +256,11 @@ class GroupCoordinator:
             row = message.coordinators[0] if message.coordinators else message
             code = row.error_code
             if code == Code.NONE:
-                self._failures = 0
                 self._node_id = COORDINATOR_NODE_BASE + row.node_id
                 self._client.set_node(self._node_id, Endpoint(row.host, row.port))
                 self._log.debug("coordinator: node %d", row.node_id)
                 return
-        self._failures += 1
-        self._find_at_ms = self.retry_at_ms(self._failures)
+        self._back_off()
         if code == Code.GROUP_AUTHORIZATION_FAILED or code == Code.INVALID_GROUP_ID:
             error = BrokerError(f"group {self._settings.group_id!r}", code=code)
             self.fail_all(error)

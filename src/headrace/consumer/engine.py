@@ -400,6 +400,16 @@ class ConsumerEngine(IoEngine):
 
     # -- close ---------------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """Leave the group and stop the I/O thread, without waiting or committing. Any thread."""
+        self._closed = True
+
+        def end() -> None:
+            self._running = False
+
+        group = self.group
+        self.call(end if group is None else lambda: group.membership.leave("the consumer is gone", end))
+
     def _leave_group(self, timeout_ms: float) -> None:
         if self.group is None:
             return

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from headrace.config import Config
 from headrace.config.clock import SYSTEM_CLOCK, Clock
-from headrace.consumer import arguments
+from headrace.consumer import arguments, unclosed
 from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.share_engine import FetchedRecords, ShareEngine
 from headrace.consumer.share_options import resolve_share
@@ -90,15 +90,24 @@ class ShareConsumer:
         except BaseException:
             engine.close(0)
             raise
+        unclosed.watch(self, engine)
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[ShareEngine]:
         """Check that the consumer can be used, by this thread only."""
-        if not self._busy.acquire(blocking=False):
-            raise IllegalStateError("another thread uses this consumer: a consumer is for one thread at a time")
-        try:
+        with self._alone():
             self._engine.check_usable()
             yield self._engine
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Check that no other thread uses the consumer."""
+        if not self._busy.acquire(blocking=False):
+            raise IllegalStateError(
+                "another thread uses this consumer, which is for one thread at a time: call wakeup() to end its wait"
+            )
+        try:
+            yield
         finally:
             self._busy.release()
 
@@ -135,6 +144,11 @@ class ShareConsumer:
                     records = self._take(engine)
                     if records or time.monotonic() >= deadline:
                         return records
+            except HeadraceError:
+                raise
+            except BaseException:  # Ctrl-C: nothing is returned, so nothing must be accepted
+                self._release_delivered()
+                raise
             finally:
                 engine.is_waiting = False
 
@@ -160,6 +174,9 @@ class ShareConsumer:
             )
         self._send(dict.fromkeys(self._delivered, AcknowledgeType.ACCEPT))
 
+    def _release_delivered(self) -> None:
+        self._send(dict.fromkeys(self._delivered, AcknowledgeType.RELEASE))
+
     def _take(self, engine: ShareEngine) -> list[ShareRecord]:
         """Return the fetched records."""
         records: list[ShareRecord] = []
@@ -171,7 +188,7 @@ class ShareConsumer:
                 for row in fetched.acquired:  # others may be able to read them; at the limit they are archived
                     for offset in range(row.first_offset, row.last_offset + 1):
                         self._delivered.setdefault((*fetched.name, offset), _Source(fetched.node_id, fetched.key))
-                self._send(dict.fromkeys(self._delivered, AcknowledgeType.RELEASE))
+                self._release_delivered()
                 raise
         return records
 
@@ -210,6 +227,8 @@ class ShareConsumer:
         """Say what becomes of a record of the last poll; it is sent with the next poll or commit."""
         if not self._is_explicit:
             raise IllegalStateError("acknowledge() needs share.acknowledgement.mode=explicit")
+        if not isinstance(record, ShareRecord):
+            raise TypeError(f"invalid record: expected a ShareRecord of the last poll, got {record!r}")
         name = (record.topic, record.partition, record.offset)
         if name not in self._delivered:
             raise IllegalStateError(
@@ -271,7 +290,16 @@ class ShareConsumer:
 
         Records of the last poll that are neither acknowledged nor committed are delivered again.
         """
-        self._engine.close(timeout * 1000)
+        with self._alone():
+            self._engine.close(arguments.milliseconds(timeout))
+
+    def __repr__(self) -> str:
+        settings = self._engine.settings
+        servers = ",".join(map(str, settings.bootstrap_servers))
+        return (
+            f"ShareConsumer(client_id={settings.client_id!r}, group_id={self._engine.group_id!r}, "
+            f"bootstrap_servers={servers!r})"
+        )
 
     def __enter__(self) -> Self:
         return self

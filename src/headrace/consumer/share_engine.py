@@ -412,6 +412,15 @@ class ShareEngine(IoEngine):
         )
         self._submit_heartbeat(message, lambda _: on_done())
 
+    def stop(self) -> None:
+        """End the sessions, leave the group and stop the I/O thread, without waiting. Any thread."""
+        self._closed = True
+
+        def end() -> None:
+            self._running = False
+
+        self.call(lambda: self.end(end))
+
     def _leave_group(self, timeout_ms: float) -> None:
         done: list[bool] = []
 
