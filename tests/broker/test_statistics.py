@@ -7,7 +7,9 @@ import urllib.request
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from headrace import AcknowledgeType, ShareConsumer
 from headrace.broker import EmbeddedBroker, EmbeddedCluster
+from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
 from headrace.wire.api.fetch import FetchPartition, FetchRequest, FetchTopic
 from headrace.wire.api.group_admin import ListGroupsRequest
 from headrace.wire.api.groups import HeartbeatRequest
@@ -159,3 +161,32 @@ def test_copies_to_followers_are_no_bytes_out():
         rows = [row(broker, "topic", "topic", topic) for broker in cluster.brokers]
     (traffic,) = filter(None, rows)  # the leader's
     assert (traffic["records_in"], traffic["bytes_out"]) == (1, 0)
+
+
+@pytest.mark.behaviour("B16")
+def test_the_records_of_share_groups_are_counted(broker, topic):
+    group = unique("workers")
+    with AdminClient(broker.bootstrap) as admin:
+        admin.alter_configs({ConfigResource(ResourceKind.GROUP, group): {"share.auto.offset.reset": "earliest"}})
+    with Connection(broker.bootstrap) as connection:
+        produce(connection, topic, batch(10, 20, 30))
+    members = {"bootstrap_servers": broker.bootstrap, "share_acknowledgement_mode": "explicit"}
+    with ShareConsumer(group_id=group, **members) as consumer:
+        consumer.subscribe([topic])
+        records = []
+
+        def has_all():
+            records.extend(consumer.poll(0.5))
+            return len(records) == 3
+
+        eventually("three records", has_all)
+        facts = row(broker, "share_group", "group", group)
+        assert (facts["partitions"], facts["in_flight"], facts["acquired"], facts["accepted"]) == (1, 3, 3, 0)
+        kinds = (AcknowledgeType.ACCEPT, AcknowledgeType.ACCEPT, AcknowledgeType.REJECT)
+        for record, kind in zip(records, kinds, strict=True):
+            consumer.acknowledge(record, kind)
+        assert not any(consumer.commit_sync(SECONDS_MAX).values())
+        facts = row(broker, "share_group", "group", group)
+        assert (facts["in_flight"], facts["accepted"], facts["rejected"], facts["released"]) == (0, 2, 1, 0)
+    label = f'{{group="{group}"}}'
+    assert scraped(broker)[f"headrace_broker_share_group_accepted_records_total{label}"] == 2

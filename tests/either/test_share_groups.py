@@ -7,119 +7,27 @@ from typing import Any
 
 import pytest
 
-from headrace.client.admin import AdminClient
-from headrace.client.admin.configs import ConfigResource, ResourceKind
+from headrace.client.admin import AdminClient, ConfigResource, ResourceKind
+from headrace.errors import BrokerError, Code
 from headrace.wire.layout import Record
-from tests.support.comparison.scenario import GroupScenario, compare
+from tests.support.comparison.scenario import compare
+from tests.support.comparison.share_groups import TIME, ShareGroupScenario, batches
 from tests.support.peers import librdkafka
-from tests.support.peers.broker import Broker
 from tests.support.topics import new_topic, unique
 from tests.support.waiting import eventually
 
-TIME = 1_700_000_000_000
-SECONDS_MAX = 20
-PAUSE_SECONDS = 0.1
-RECORDS = 10
-VERSIONS = {
-    "ShareGroupHeartbeat": 1,
-    "ShareGroupDescribe": 1,
-    "ShareFetch": 2,
-    "ShareAcknowledge": 2,
-    "DescribeShareGroupOffsets": 1,
-    "AlterShareGroupOffsets": 0,
-    "DeleteShareGroupOffsets": 0,
-    "DescribeGroups": 6,
-    "ListGroups": 5,
-    "DeleteGroups": 2,
-    "JoinGroup": 9,
-    "OffsetCommit": 9,
-    "ConsumerGroupHeartbeat": 1,
-}
-NO_LIMITS = {"max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 500, "batch_size": 500}
-
-
-class Scenario(GroupScenario):
-    """Requests to one broker, and everything in the responses that can be compared."""
-
-    versions = VERSIONS
-    not_compared = ("error_message", "acknowledge_error_message", "client_host", "throttle_time_ms", "records")
-
-    def prepare(self, broker: Broker, admin: AdminClient) -> None:
-        librdkafka.produce(
-            broker.bootstrap, self.topic, [Record(n, TIME + n, None, b"%d" % n, ()) for n in range(RECORDS)]
-        )
-        admin.alter_configs({ConfigResource(ResourceKind.GROUP, self.group): {"share.auto.offset.reset": "earliest"}})
-
-    def beat(self, step: str, member: str, epoch: int, /, **fields: Any) -> Any:
-        return self.call(
-            step,
-            "ShareGroupHeartbeat",
-            **{"group_id": self.group, "member_id": member, "member_epoch": epoch, **fields},
-        )
-
-    def join(self, member: str) -> None:
-        """Join and send heartbeats until partitions are assigned; only that they are is compared."""
-        epoch = [0]
-
-        def is_assigned() -> bool:
-            fields = {"group_id": self.group, "member_id": member, "member_epoch": epoch[0]}
-            if epoch[0] == 0:
-                fields["subscribed_topic_names"] = [self.topic]
-            response = self.send("ShareGroupHeartbeat", fields)
-            assert response.error_code in (0, 14, 15, 16), response
-            epoch[0] = response.member_epoch
-            return response.assignment is not None and bool(response.assignment.topic_partitions)
-
-        self.until(is_assigned)
-
-    def fetch(self, step: str, member: str, epoch: int, /, acknowledge: list[Any] | None = None, **fields: Any) -> Any:
-        parts = [{"partition_index": 0, "acknowledgement_batches": acknowledge or []}]
-        topics = [{"topic_id": self.topic_id, "partitions": parts}] if epoch == 0 or acknowledge else []
-        return self.call(
-            step,
-            "ShareFetch",
-            **{
-                "group_id": self.group,
-                "member_id": member,
-                "share_session_epoch": epoch,
-                "topics": topics,
-                **NO_LIMITS,
-                **fields,
-            },
-        )
-
-    def acknowledge(self, step: str, member: str, epoch: int, *rows: tuple[int, int, list[int]], **fields: Any) -> Any:
-        parts = [{"partition_index": 0, "acknowledgement_batches": batches(*rows)}]
-        return self.call(
-            step,
-            "ShareAcknowledge",
-            group_id=self.group,
-            member_id=member,
-            share_session_epoch=epoch,
-            topics=[{"topic_id": self.topic_id, "partitions": parts}],
-            **fields,
-        )
-
-    def describe_offsets(self, step: str) -> Any:
-        topics = [{"topic_name": self.topic, "partitions": [0]}]
-        return self.call(step, "DescribeShareGroupOffsets", groups=[{"group_id": self.group, "topics": topics}])
-
-
-def batches(*rows: tuple[int, int, list[int]]) -> list[dict[str, Any]]:
-    return [{"first_offset": first, "last_offset": last, "acknowledge_types": types} for first, last, types in rows]
-
 
 @pytest.fixture
-def scenarios(kafka, headrace_broker) -> Iterator[list[Scenario]]:
+def scenarios(kafka, headrace_broker) -> Iterator[list[ShareGroupScenario]]:
     name = unique("same-share")
-    made = [Scenario(broker, name) for broker in (headrace_broker, kafka)]
+    made = [ShareGroupScenario(broker, name) for broker in (headrace_broker, kafka)]
     yield made
     for scenario in made:
         scenario.connection.close()
 
 
 def test_members_of_share_groups_get_the_same_responses(scenarios):
-    def script(s: Scenario) -> None:
+    def script(s: ShareGroupScenario) -> None:
         s.beat("no member", "", 0, subscribed_topic_names=[s.topic])
         s.beat("no group", "a", 0, group_id="", subscribed_topic_names=[s.topic])
         s.beat("empty rack", "a", 0, rack_id="", subscribed_topic_names=[s.topic])
@@ -147,7 +55,7 @@ def test_members_of_share_groups_get_the_same_responses(scenarios):
 
 
 def test_fetches_and_acknowledgements_get_the_same_responses(scenarios):
-    def script(s: Scenario) -> None:
+    def script(s: ShareGroupScenario) -> None:
         s.join("a")
         s.fetch("no session", "a", 1)
         s.fetch("first fetch with acknowledgements", "a", 0, batches((0, 0, [1])))
@@ -181,7 +89,7 @@ def test_fetches_and_acknowledgements_get_the_same_responses(scenarios):
 
 
 def test_limits_of_fetches_have_the_same_effect(scenarios):
-    def script(s: Scenario) -> None:
+    def script(s: ShareGroupScenario) -> None:
         s.join("a")
         s.fetch("strict", "a", 0, max_records=3, share_acquire_mode=1)
         s.fetch("strict again", "a", 1, max_records=2, share_acquire_mode=1)
@@ -195,7 +103,7 @@ def test_limits_of_fetches_have_the_same_effect(scenarios):
 
 
 def test_offsets_of_share_groups_are_altered_and_deleted_alike(scenarios):
-    def script(s: Scenario) -> None:
+    def script(s: ShareGroupScenario) -> None:
         def alter(step: str, offset: int, partition: int = 0, topic: str | None = None) -> None:
             parts = [{"partition_index": partition, "start_offset": offset}]
             topics = [{"topic_name": topic or s.topic, "partitions": parts}]
@@ -224,7 +132,7 @@ def test_offsets_of_share_groups_are_altered_and_deleted_alike(scenarios):
 
 
 def test_other_protocols_are_refused_alike(scenarios):
-    def script(s: Scenario) -> None:
+    def script(s: ShareGroupScenario) -> None:
         s.join("a")
         s.call(
             "consumer heartbeat",
@@ -250,6 +158,38 @@ def test_other_protocols_are_refused_alike(scenarios):
         )
 
     compare(scenarios, script)
+
+
+def test_options_of_share_groups_have_the_same_limits(kafka, headrace_broker):
+    options = {
+        "share.record.lock.duration.ms": ("14999", "15000", "60000", "60001"),
+        "share.delivery.count.limit": ("1", "2", "10", "11"),
+        "share.partition.max.record.locks": ("99", "100", "4000", "4001"),
+        "share.session.timeout.ms": ("44999", "45000", "60000", "60001"),
+        "share.heartbeat.interval.ms": ("4999", "5000", "15000", "15001"),
+        "share.auto.offset.reset": ("none", "latest", "by_duration:PT1H", "by_duration:-PT1H"),
+        "share.isolation.level": ("serializable", "read_committed"),
+        "share.renew.acknowledge.enable": ("maybe", "false"),
+    }
+    resource = ConfigResource(ResourceKind.GROUP, unique("limited"))
+
+    def code_of(admin: AdminClient, option: str, value: str) -> int:
+        try:
+            admin.alter_configs({resource: {option: value}})
+        except BrokerError as error:
+            return error.code
+        finally:
+            admin.alter_configs({resource: {option: None}})
+        return Code.NONE
+
+    codes = []
+    for broker in (headrace_broker, kafka):
+        with AdminClient(broker.bootstrap) as admin:
+            codes.append(
+                {(option, value): code_of(admin, option, value) for option in options for value in options[option]}
+            )
+    assert codes[0] == codes[1]
+    assert set(codes[0].values()) == {Code.NONE, Code.INVALID_CONFIG}
 
 
 # -- Java's tools ----------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Share groups while members and brokers are killed: every record is accepted by some member, and none twice.
 
 The history is checked by headrace.verify. The result of an acknowledgement is unknown if the broker or the member is
-killed before the response. Such a record was delivered, and it may come again, but it need not.
+killed before the response. Such a record was delivered. If the acknowledgement was persisted, the record is done;
+otherwise its lock ends, and it comes again. So at the end, with members that go on, no record may be left: the brokers
+have an acknowledgement of each.
 
 HEADRACE_CHAOS_SECONDS is the duration, HEADRACE_CHAOS_SEED selects the faults.
 """
@@ -16,6 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -24,9 +27,16 @@ from headrace import Producer, RecordMetadata
 from headrace.broker import EmbeddedCluster
 from headrace.client.admin import AdminClient
 from headrace.client.admin.configs import ConfigResource, ResourceKind
+from headrace.errors import Code
 from headrace.verify import AcknowledgeOp, HistoryWriter, Phase, SendOp, check, load_history
+from headrace.wire.api.share_groups import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsRequestTopic,
+)
 from tests.support.chaos_readers import read_finally
 from tests.support.chaos_writers import Setting
+from tests.support.peers.connection import Connection
 
 SECONDS = float(os.environ.get("HEADRACE_CHAOS_SECONDS", "30"))
 SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "932"))
@@ -37,10 +47,12 @@ FAULT_SECONDS = 3.0
 DOWN_SECONDS = 2.0
 END_SECONDS_MAX = 120
 TOPIC, GROUP = "jobs", "workers"
+DELIVERIES_MAX = 10
+LAG_VERSION = 1  # of DescribeShareGroupOffsets
 OPTIONS = {
     "group.share.record.lock.duration.ms": 5_000,
     "group.share.min.record.lock.duration.ms": 5_000,
-    "group.share.delivery.count.limit": 10,  # a record must not be archived because its members were killed
+    "group.share.delivery.count.limit": DELIVERIES_MAX,  # a record must not be archived because its members were killed
     "group.share.session.timeout.ms": 10_000,
     "group.share.min.session.timeout.ms": 10_000,
     "group.share.heartbeat.interval.ms": 1_000,
@@ -48,13 +60,21 @@ OPTIONS = {
 }
 
 
+@dataclass
+class Seen:
+    """What members got: how often they tried to accept each value, and the values that a broker has persisted."""
+
+    tried: Counter[str] = field(default_factory=Counter)
+    accepted: set[str] = field(default_factory=set)
+
+
 class Worker:
     """A member in a process of its own."""
 
-    def __init__(self, client: str, name: str, setting: Setting, seen: set[str]) -> None:
+    def __init__(self, client: str, name: str, setting: Setting, seen: Seen) -> None:
         self._name = name
         self._setting = setting
-        self._seen = seen  # values that some member got
+        self._seen = seen
         errors = setting.history.path.with_name(f"{name}.log")
         with errors.open("ab") as log:
             self.process = subprocess.Popen(
@@ -75,7 +95,10 @@ class Worker:
             kind, values = json.loads(line)
             phase = Phase.INVOKE if kind == "try" else Phase.OK
             self._setting.history.add(AcknowledgeOp(phase, self._name, GROUP, tuple(values)))
-            self._seen.update(values)
+            if phase is Phase.INVOKE:
+                self._seen.tried.update(values)
+            else:
+                self._seen.accepted.update(values)
 
     def kill(self) -> None:
         self.process.kill()
@@ -129,11 +152,23 @@ class Sender:
         self._thread.join(90)
 
 
+def lags_of(cluster: EmbeddedCluster) -> list[int]:
+    """Return how many records of each partition are not acknowledged; nothing without a coordinator."""
+    topic = DescribeShareGroupOffsetsRequestTopic(topic_name=TOPIC, partitions=range(PARTITIONS))
+    group = DescribeShareGroupOffsetsRequestGroup(group_id=GROUP, topics=[topic])
+    for broker in cluster.brokers:
+        with Connection(broker.bootstrap) as connection:
+            (row,) = connection.call(DescribeShareGroupOffsetsRequest(groups=[group]), LAG_VERSION).groups
+        if row.error_code == Code.NONE:
+            return [partition.lag for topic in row.topics for partition in topic.partitions]
+    return []
+
+
 @pytest.mark.behaviour("B19")
 @pytest.mark.timeout(SECONDS + END_SECONDS_MAX + 120)
 def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path: Path) -> None:
     rng = random.Random(SEED)
-    seen: set[str] = set()
+    seen = Seen()
     kills: Counter[str] = Counter()
     path = tmp_path / "history.jsonl"
     with EmbeddedCluster(3, config=OPTIONS) as cluster, HistoryWriter(path) as history:
@@ -164,7 +199,9 @@ def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path:
                     kills["broker"] += 1
             sender.stop()
             end = time.monotonic() + END_SECONDS_MAX
-            while sender.acknowledged - seen and time.monotonic() < end:
+            while sender.acknowledged - seen.tried.keys() and time.monotonic() < end:
+                time.sleep(0.5)
+            while (lags := lags_of(cluster)) != [0] * PARTITIONS and time.monotonic() < end:
                 time.sleep(0.5)
         finally:
             sender.stop()
@@ -172,8 +209,11 @@ def test_every_record_is_accepted_while_members_and_brokers_are_killed(tmp_path:
                 running.stop()
         read_finally(setting)
     verdict = check(load_history(path))
-    print(f"\n{verdict}\nkilled: {dict(kills)}")
+    unknown = seen.tried.keys() - seen.accepted
+    print(f"\n{verdict}\n{len(unknown)} acknowledgements with an unknown result; killed: {dict(kills)}")
     assert verdict.is_valid, verdict
     assert sender.acknowledged, verdict
+    assert lags == [0] * PARTITIONS, f"records were not accepted: {lags} are left in the partitions"
+    assert all(seen.tried[value] < DELIVERIES_MAX for value in unknown)  # else it may be archived, not accepted
     assert kills["member"], kills
     assert kills["broker"], kills

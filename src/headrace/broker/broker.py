@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.broker import clean_shutdown
 from headrace.broker.broker_options import data_folder
@@ -353,6 +353,10 @@ class Broker:
         self._started.push_async_callback(parts.coordinator.stop)
         self._started.push_async_callback(parts.partitions.stop)
         return parts
+
+    def share_group_rows(self) -> list[dict[str, Any]]:
+        """Return the statistics of share groups."""
+        return self.share.partitions.rows() if self._has_share_groups else []
 
     @property
     def _has_share_groups(self) -> bool:

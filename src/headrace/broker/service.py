@@ -170,6 +170,7 @@ class Service:
             ],
             **self._broker.server.counters(),
             "request_statistics": self._broker.statistics.request_rows(),
+            "share_group_statistics": self._broker.share_group_rows(),
             "topic_statistics": self._broker.statistics.topic_rows(STATUS_TOPICS_MAX),
         }
 

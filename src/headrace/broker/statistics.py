@@ -209,7 +209,7 @@ class Statistics:
 
 
 def merged(rows: Iterable[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return the rows of several brokers with those of the same type of request, or topic, added up."""
+    """Return the rows of several brokers with those of the same type of request, topic or group added up."""
     totals: dict[str, dict[str, Any]] = {}
     for row in rows:
         total = totals.get(row[key])

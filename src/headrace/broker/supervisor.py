@@ -155,6 +155,9 @@ class Supervisor:
             "task_failures": sum((Counter(row.get("task_failures", {})) for row in rows), Counter()),
             "request_statistics": merged((row for each in rows for row in each.get("request_statistics", ())), "api"),
             "topic_statistics": merged((row for each in rows for row in each.get("topic_statistics", ())), "topic"),
+            "share_group_statistics": merged(
+                (row for each in rows for row in each.get("share_group_statistics", ())), "group"
+            ),
             "damaged": [f"broker {row['node_id']}: {text}" for row in rows for text in row.get("damaged", ())],
             "brokers": processes,
             "controller": controller,

@@ -52,6 +52,7 @@ class MetricsService:
             *_broker_lines(counters),
             *_request_lines(statistics.request_rows()),
             *_topic_lines(statistics.topic_rows()),
+            *_share_group_lines(self._broker.share_group_rows()),
             *client_lines(self._broker.client_instances.all()),
         ]
         return HttpResponse(200, "".join(f"{line}\n" for line in lines).encode(), CONTENT_TYPE)
@@ -88,6 +89,16 @@ def _topic_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"# TYPE {full_name} counter"
         for row in rows:
             yield f'{full_name}{{topic="{row["topic"]}"}} {row[name]}'
+
+
+def _share_group_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what share groups have in flight, and the records that were delivered and acknowledged."""
+    for name in next(iter(rows), {}).keys() - {"group"}:
+        is_gauge = name in ("partitions", "in_flight")
+        full_name = f"headrace_broker_share_group_{name}" + ("" if is_gauge else "_records_total")
+        yield f"# TYPE {full_name} {'gauge' if is_gauge else 'counter'}"
+        for row in rows:
+            yield f'{full_name}{{group="{row["group"].translate(_ESCAPES)}"}} {row[name]}'
 
 
 def client_lines(instances: Iterable[ClientInstance]) -> Iterator[str]:

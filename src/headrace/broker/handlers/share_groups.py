@@ -170,6 +170,7 @@ async def _describe_topic(
         rows = [
             DescribeShareGroupOffsetsResponsePartition(
                 partition_index=index,
+                start_offset=UNINITIALIZED_OFFSET,
                 error_code=Code.TOPIC_AUTHORIZATION_FAILED,
                 error_message="Topic authorization failed.",
             )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.broker.catalog.configs import GROUP
 from headrace.broker.clock import TimerClock
 from headrace.broker.group_options import DeliverySettings, delivery_of
 from headrace.broker.partition import Partition
 from headrace.broker.purgatory import Purgatory
-from headrace.broker.share.partition import Acknowledgement, SharePartition, SharePartitionEnv
+from headrace.broker.share.partition import COUNTERS, Acknowledgement, SharePartition, SharePartitionEnv
 from headrace.broker.share.sessions import ShareSession, ShareSessions
 from headrace.broker.share.state import SharePartitionKey
 from headrace.broker.tasks import TaskSet, start_task
@@ -45,12 +46,23 @@ class SharePartitionManager:
         self._store = store
         self._config = config
         self._partitions: dict[SharePartitionKey, SharePartition] = {}
+        self._counters: dict[str, Counter[str]] = {}  # by group
         self._loads: dict[SharePartitionKey, asyncio.Task[None]] = {}
         self._tasks = TaskSet("share partition")
 
     def settings_of(self, group_id: str) -> DeliverySettings:
         """Return how a group delivers records."""
         return delivery_of(self._catalog.configs.of(GROUP, group_id), self._config)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each group that was served here: its share partitions, and counts of records."""
+        rows = []
+        for group_id, counters in sorted(self._counters.items()):
+            loaded = [each for key, each in self._partitions.items() if key.group_id == group_id and each.is_loaded]
+            in_flight = sum(each.records.in_flight_count for each in loaded)
+            counts = {name: counters[name] for name in COUNTERS}
+            rows.append({"group": group_id, "partitions": len(loaded), "in_flight": in_flight, **counts})
+        return rows
 
     # -- share partitions ------------------------------------------------------------------------
 
@@ -74,6 +86,7 @@ class SharePartitionManager:
                 partial(self.settings_of, key.group_id),
                 partial(self.waiting.wake, key),
                 partial(self._on_fenced, key),
+                self._counters.setdefault(key.group_id, Counter()),
             )
             share_partition = self._partitions[key] = SharePartition(key, partition.leader_epoch, env)
             self._loads[key] = start_task(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -46,6 +47,15 @@ _FENCED = (
 """Errors of the share coordinator after which this share partition must not be used any more."""
 
 
+COUNTERS = ("acquired", "accepted", "released", "rejected", "renewed", "expired")
+_COUNTED = {
+    AcknowledgeType.ACCEPT: "accepted",
+    AcknowledgeType.RELEASE: "released",
+    AcknowledgeType.REJECT: "rejected",
+    AcknowledgeType.RENEW: "renewed",
+}
+
+
 class StateStore(Protocol):
     """The part of ShareStateStore that is used here."""
 
@@ -69,6 +79,7 @@ class SharePartitionEnv(NamedTuple):
     settings: Callable[[], DeliverySettings]
     changed: Callable[[], None]  # records may be available: waiting fetches try again
     fenced: Callable[[], None]  # the share partition must be loaded again, here or elsewhere
+    counters: Counter[str]  # of the group: records by COUNTERS
 
 
 class SharePartition:
@@ -129,6 +140,7 @@ class SharePartition:
         runs = self.records.acquire(fetch_offset, batches, limits, member_id, lock_ends_ms)
         if runs:
             self._arm(lock_ends_ms)
+            self._env.counters["acquired"] += sum(run.count for run in runs)
         return runs
 
     # -- acknowledge -----------------------------------------------------------------------------
@@ -139,9 +151,12 @@ class SharePartition:
         settings = self._env.settings()
         transitions: list[tuple[Run, RecordState]] = []
         renewed: list[Run] = []
+        counted = Counter[str]()
         for acknowledgement in acknowledgements:
             for offsets, kind in _by_type(acknowledgement):
                 runs = self.records.acknowledged_runs(member_id, offsets)
+                if kind in _COUNTED:
+                    counted[_COUNTED[kind]] += sum(run.count for run in runs)
                 if kind is not AcknowledgeType.RENEW:
                     transitions += ((run, AFTER[kind]) for run in runs)
                 elif settings.may_renew:
@@ -160,6 +175,7 @@ class SharePartition:
             self.records.begin(transition, [run], state, settings.delivery_count_max)
         if transitions:
             await asyncio.shield(_start(self._persist(transition)))
+        self._env.counters.update(counted)
 
     async def release(self, member_id: str) -> None:
         """Make everything available that a member has acquired."""
@@ -222,6 +238,7 @@ class SharePartition:
             self._rearm()
 
     async def _release_due(self, runs: Sequence[Run]) -> None:
+        self._env.counters["expired"] += sum(run.count for run in runs)
         try:
             await self._release(runs)
         except BrokerError as error:
