@@ -16,7 +16,7 @@ from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import TopicPartition
 from headrace.verify import Action, Operation, Phase, ReadOp, SendOp, TransactionOp
 from tests.simulation.world import Process, Thread, World
-from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError
+from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError, OnResult
 
 RECORDS_MAX = 6  # of a transaction
 ABORT_CHANCE, ZOMBIE_CHANCE = 0.2, 0.05
@@ -33,12 +33,7 @@ class History:
         self._world = world
 
     def add(self, *operations: Operation) -> None:
-<<<<<<< HEAD
         self._world.record(*operations)
-=======
-        for operation in operations:
-            self._world.record(operation)
->>>>>>> h-checker
         self.operations += operations
 
 
@@ -122,7 +117,6 @@ class PlainWriter(SimulatedClient):
             return
         self._count += 1
         self._pending += 1
-<<<<<<< HEAD
         value = f"{self.name}:{self._count}"
         send(
             self.scope,
@@ -130,11 +124,6 @@ class PlainWriter(SimulatedClient):
             SendOp(Phase.INVOKE, writer, value, self.scope.topic, self._partition()),
             self._on_result,
         )
-=======
-        value, partition = f"{self.name}:{self._count}", self._partition()
-        operation = SendOp(Phase.INVOKE, writer, value, self.scope.topic, partition)
-        send(self.scope, client, operation, self._on_result)
->>>>>>> h-checker
 
     def _partition(self) -> int:
         return self.rng.randrange(self.scope.partitions)
@@ -151,11 +140,7 @@ class TransactionalWriter(SimulatedClient):
         super().__init__(scope, name, number)
         self._rate_per_s = rate_per_s
         self._count = 0
-<<<<<<< HEAD
         self._instance = 0  # of the producer
-=======
-        self._instance = 0  # of the client
->>>>>>> h-checker
 
     def run(self) -> None:
         client: HeadraceClient | None = None
@@ -165,34 +150,22 @@ class TransactionalWriter(SimulatedClient):
                 client = self._client()
                 continue
             self._count += 1
-<<<<<<< HEAD
             client = self._transaction(client, f"{self.name}/{self._count}")
-=======
-            name = f"{self.name}/{self._count}"
-            client = self._transaction(client, name)
->>>>>>> h-checker
         if client is not None:
             client.close()
         while self._client() is None:  # fences the last one, so that no transaction stays open
             self.pause(PAUSE_SECONDS)
 
     def _client(self) -> HeadraceClient | None:
-<<<<<<< HEAD
         client = HeadraceClient(self.scope.bootstrap, self.scope.topic, self._transactional_id)
         self._instance += 1
         producer = self._producer
         self._record(Action.INIT, Phase.INVOKE, producer)
-=======
-        client = HeadraceClient(self.scope.bootstrap, self.scope.topic, f"id-{self.name}")
-        self._instance += 1
-        self._record(Action.INIT, Phase.INVOKE, None, self._instance)
->>>>>>> h-checker
         try:
             client.init()
         except (GaveUpError, MustAbortError):
             client.close()
             return None
-<<<<<<< HEAD
         self._record(Action.INIT, Phase.OK, producer)
         return client
 
@@ -211,33 +184,16 @@ class TransactionalWriter(SimulatedClient):
 
     def _transaction(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
         """Write a transaction; return the client for the next one."""
-=======
-        self._record(Action.INIT, Phase.OK, None, self._instance)
-        return client
-
-    def _record(self, action: Action, phase: Phase, transaction: str | None, instance: int) -> None:
-        producer = f"{self.name}#{instance}"
-        self.scope.history.add(TransactionOp(action, phase, self.name, transaction, f"id-{self.name}", producer))
-
-    def _transaction(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
-        """Write a transaction; return the client for the next one, if there is one."""
->>>>>>> h-checker
         try:
             client.begin()
             for index in range(self.rng.randint(1, RECORDS_MAX)):
                 partition = self.rng.randrange(self.scope.partitions)
-<<<<<<< HEAD
                 value = f"{name}:{index}"
                 operation = SendOp(Phase.INVOKE, self.name, value, self.scope.topic, partition, transaction=name)
-=======
-                value, topic = f"{name}:{index}", self.scope.topic
-                operation = SendOp(Phase.INVOKE, self.name, value, topic, partition, transaction=name)
->>>>>>> h-checker
                 send(self.scope, client, operation)
                 if self.rng.random() < 0.1:
                     self.pause(self.rng.expovariate(10))
             chance = self.rng.random()
-<<<<<<< HEAD
             if ABORT_CHANCE <= chance < ABORT_CHANCE + ZOMBIE_CHANCE:
                 return self._commit_as_zombie(client, name)
             if chance >= ABORT_CHANCE:
@@ -254,53 +210,22 @@ class TransactionalWriter(SimulatedClient):
 
     def _abort(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
         self._record(Action.ABORT, Phase.INVOKE, self._producer, name)
-=======
-            if chance < ABORT_CHANCE:
-                return self._abort(client, name)
-            if chance < ABORT_CHANCE + ZOMBIE_CHANCE:
-                return self._commit_as_zombie(client, name)
-            self._record(Action.COMMIT, Phase.INVOKE, name, self._instance)
-            client.commit()
-            self._record(Action.COMMIT, Phase.OK, name, self._instance)
-            self.successes += 1
-            return client
-        except MustAbortError:
-            return self._abort(client, name)
-        except GaveUpError:
-            client.close()
-            return None
-
-    def _abort(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
-        self._record(Action.ABORT, Phase.INVOKE, name, self._instance)
->>>>>>> h-checker
         try:
             client.abort()
         except (MustAbortError, GaveUpError):
             client.close()
             return None
-<<<<<<< HEAD
         self._record(Action.ABORT, Phase.OK, self._producer, name)
-=======
-        self._record(Action.ABORT, Phase.OK, name, self._instance)
->>>>>>> h-checker
         return client
 
     def _commit_as_zombie(self, zombie: HeadraceClient, name: str) -> HeadraceClient | None:
         """Let a zombie commit after a new client has its id. The check reports an anomaly if the commit succeeds."""
-<<<<<<< HEAD
         producer = self._producer
-=======
-        instance = self._instance
->>>>>>> h-checker
         client = self._client()
         if client is None:
             zombie.close()
             return None
-<<<<<<< HEAD
         self._record(Action.COMMIT, Phase.INVOKE, producer, name)
-=======
-        self._record(Action.COMMIT, Phase.INVOKE, name, instance)
->>>>>>> h-checker
         phase = Phase.OK
         try:
             zombie.commit()
@@ -308,11 +233,7 @@ class TransactionalWriter(SimulatedClient):
             phase = Phase.FAIL
         finally:
             zombie.close()
-<<<<<<< HEAD
         self._record(Action.COMMIT, phase, producer, name)
-=======
-        self._record(Action.COMMIT, phase, name, instance)
->>>>>>> h-checker
         return client
 
 
@@ -406,15 +327,8 @@ def send(
 
     def on_result(phase: Phase, partition: int | None, offset: int | None) -> None:
         on_done(phase)
-<<<<<<< HEAD
         scope.history.add(operation._replace(phase=phase, partition=operation.partition, offset=offset))
 
     result: OnResult = on_result
     assert operation.partition is not None
     client.send(operation.value, operation.partition, result)
-=======
-        scope.history.add(SendOp(phase, operation.process, operation.value, operation.topic, partition, offset))
-
-    assert operation.partition is not None
-    client.send(operation.value, operation.partition, on_result)
->>>>>>> h-checker

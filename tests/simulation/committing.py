@@ -109,11 +109,7 @@ class SimulatedQuery(SimulatedClient):
             committer.abort(self._batch(number, reports))
             raise
         committer.commit(self._batch(number, reports))
-<<<<<<< HEAD
         self.scope.history.add(operation._replace(phase=Phase.OK, values=()))
-=======
-        self.scope.history.add(BatchOp(Phase.OK, self.name, self.name, number))
->>>>>>> h-checker
         self.successes += 1
         if self.rng.random() < FAILED_COMMIT_LOG_CHANCE:
             raise TaskFailedError(f"writing batch {number} to the commit log failed")
@@ -129,14 +125,6 @@ class SimulatedQuery(SimulatedClient):
             ]
             for task in range(rng.randint(1, TASKS_MAX))
         ]
-<<<<<<< HEAD
-=======
-        if number > self._planned:
-            self._planned = number
-            values = tuple(value for rows in parts for _, value in rows)
-            self.scope.history.add(BatchOp(Phase.INVOKE, self.name, self.name, number, values))
-        return parts
->>>>>>> h-checker
 
     def _batch(self, number: int, reports: list[Report]) -> Batch:
         transactions = [report.transaction for report in reports if report.transaction is not None]

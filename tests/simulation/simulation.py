@@ -3,11 +3,7 @@
     Simulation(seed, plan).run() → Result: anomalies, digest, counts
 
 When the time of the plan is over, all faults end; the cluster must recover within a bound and the writers end. Then
-<<<<<<< HEAD
 everything is read, and the history is checked by headrace.verify.
-=======
-everything is read, and the history is checked (`headrace.verify`).
->>>>>>> h-checker
 """
 
 from __future__ import annotations
@@ -21,11 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-<<<<<<< HEAD
 from headrace.verify import ReplicaOp, StoredBatch, check
-=======
-from headrace.verify import ReplicaOp, StoredBatch
->>>>>>> h-checker
 from headrace.wire.records import read_batches
 from tests.simulation.clients import (
     FinalReader,
@@ -139,14 +131,10 @@ class Simulation:
         finally:
             self._end()
         self._dump_replicas()
-<<<<<<< HEAD
         return [
             *map(str, check(self.history.operations).anomalies),
             *(f"ended: {text}" for text in self.world.failures),
         ]
-=======
-        return [*anomalies_of(self.history.operations), *(f"ended: {text}" for text in self.world.failures)]
->>>>>>> h-checker
 
     def _run(self) -> None:
         cluster, world = self.cluster, self.world
