@@ -42,7 +42,7 @@ def run_tlc(files: Mapping[str, str], specification: str, config: str, *, worker
         for name, text in files.items():
             Path(folder, name).write_text(text)
         Path(folder, "check.cfg").write_text(config)
-        command = ["nice", "-n", "10", "java", *JVM_OPTIONS, "-cp", str(_jar()), "tlc2.TLC", "-workers", str(workers)]
+        command = ["java", *JVM_OPTIONS, "-cp", str(_jar()), "tlc2.TLC", "-workers", str(workers)]
         command += ["-config", "check.cfg", "-metadir", "states", specification]
         path = Path(folder, "output")
         with path.open("wb") as output:

@@ -16,7 +16,7 @@ from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import TopicPartition
 from headrace.verify import Action, Operation, Phase, ReadOp, SendOp, TransactionOp
 from tests.simulation.world import Process, Thread, World
-from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError
+from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError, OnResult
 
 RECORDS_MAX = 6  # of a transaction
 ABORT_CHANCE, ZOMBIE_CHANCE = 0.2, 0.05
@@ -33,8 +33,7 @@ class History:
         self._world = world
 
     def add(self, *operations: Operation) -> None:
-        for operation in operations:
-            self._world.record(operation)
+        self._world.record(*operations)
         self.operations += operations
 
 
@@ -118,9 +117,13 @@ class PlainWriter(SimulatedClient):
             return
         self._count += 1
         self._pending += 1
-        value, partition = f"{self.name}:{self._count}", self._partition()
-        operation = SendOp(Phase.INVOKE, writer, value, self.scope.topic, partition)
-        send(self.scope, client, operation, self._on_result)
+        value = f"{self.name}:{self._count}"
+        send(
+            self.scope,
+            client,
+            SendOp(Phase.INVOKE, writer, value, self.scope.topic, self._partition()),
+            self._on_result,
+        )
 
     def _partition(self) -> int:
         return self.rng.randrange(self.scope.partitions)
@@ -137,7 +140,7 @@ class TransactionalWriter(SimulatedClient):
         super().__init__(scope, name, number)
         self._rate_per_s = rate_per_s
         self._count = 0
-        self._instance = 0  # of the client
+        self._instance = 0  # of the producer
 
     def run(self) -> None:
         client: HeadraceClient | None = None
@@ -147,74 +150,82 @@ class TransactionalWriter(SimulatedClient):
                 client = self._client()
                 continue
             self._count += 1
-            name = f"{self.name}/{self._count}"
-            client = self._transaction(client, name)
+            client = self._transaction(client, f"{self.name}/{self._count}")
         if client is not None:
             client.close()
         while self._client() is None:  # fences the last one, so that no transaction stays open
             self.pause(PAUSE_SECONDS)
 
     def _client(self) -> HeadraceClient | None:
-        client = HeadraceClient(self.scope.bootstrap, self.scope.topic, f"id-{self.name}")
+        client = HeadraceClient(self.scope.bootstrap, self.scope.topic, self._transactional_id)
         self._instance += 1
-        self._record(Action.INIT, Phase.INVOKE, None, self._instance)
+        producer = self._producer
+        self._record(Action.INIT, Phase.INVOKE, producer)
         try:
             client.init()
         except (GaveUpError, MustAbortError):
             client.close()
             return None
-        self._record(Action.INIT, Phase.OK, None, self._instance)
+        self._record(Action.INIT, Phase.OK, producer)
         return client
 
-    def _record(self, action: Action, phase: Phase, transaction: str | None, instance: int) -> None:
-        producer = f"{self.name}#{instance}"
-        self.scope.history.add(TransactionOp(action, phase, self.name, transaction, f"id-{self.name}", producer))
+    @property
+    def _transactional_id(self) -> str:
+        return f"id-{self.name}"
+
+    @property
+    def _producer(self) -> str:
+        return f"{self.name}#{self._instance}"
+
+    def _record(self, action: Action, phase: Phase, producer: str, transaction: str | None = None) -> None:
+        operation = TransactionOp(action, phase, self.name, transaction, self._transactional_id, producer)
+        self.scope.history.add(operation)
+        self.successes += action is Action.COMMIT and phase is Phase.OK
 
     def _transaction(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
-        """Write a transaction; return the client for the next one, if there is one."""
+        """Write a transaction; return the client for the next one."""
         try:
             client.begin()
             for index in range(self.rng.randint(1, RECORDS_MAX)):
                 partition = self.rng.randrange(self.scope.partitions)
-                value, topic = f"{name}:{index}", self.scope.topic
-                operation = SendOp(Phase.INVOKE, self.name, value, topic, partition, transaction=name)
+                value = f"{name}:{index}"
+                operation = SendOp(Phase.INVOKE, self.name, value, self.scope.topic, partition, transaction=name)
                 send(self.scope, client, operation)
                 if self.rng.random() < 0.1:
                     self.pause(self.rng.expovariate(10))
             chance = self.rng.random()
-            if chance < ABORT_CHANCE:
-                return self._abort(client, name)
-            if chance < ABORT_CHANCE + ZOMBIE_CHANCE:
+            if ABORT_CHANCE <= chance < ABORT_CHANCE + ZOMBIE_CHANCE:
                 return self._commit_as_zombie(client, name)
-            self._record(Action.COMMIT, Phase.INVOKE, name, self._instance)
-            client.commit()
-            self._record(Action.COMMIT, Phase.OK, name, self._instance)
-            self.successes += 1
-            return client
+            if chance >= ABORT_CHANCE:
+                self._record(Action.COMMIT, Phase.INVOKE, self._producer, name)
+                client.commit()
+                self._record(Action.COMMIT, Phase.OK, self._producer, name)
+                return client
         except MustAbortError:
-            return self._abort(client, name)
+            pass
         except GaveUpError:
             client.close()
             return None
+        return self._abort(client, name)
 
     def _abort(self, client: HeadraceClient, name: str) -> HeadraceClient | None:
-        self._record(Action.ABORT, Phase.INVOKE, name, self._instance)
+        self._record(Action.ABORT, Phase.INVOKE, self._producer, name)
         try:
             client.abort()
         except (MustAbortError, GaveUpError):
             client.close()
             return None
-        self._record(Action.ABORT, Phase.OK, name, self._instance)
+        self._record(Action.ABORT, Phase.OK, self._producer, name)
         return client
 
     def _commit_as_zombie(self, zombie: HeadraceClient, name: str) -> HeadraceClient | None:
         """Let a zombie commit after a new client has its id. The check reports an anomaly if the commit succeeds."""
-        instance = self._instance
+        producer = self._producer
         client = self._client()
         if client is None:
             zombie.close()
             return None
-        self._record(Action.COMMIT, Phase.INVOKE, name, instance)
+        self._record(Action.COMMIT, Phase.INVOKE, producer, name)
         phase = Phase.OK
         try:
             zombie.commit()
@@ -222,7 +233,7 @@ class TransactionalWriter(SimulatedClient):
             phase = Phase.FAIL
         finally:
             zombie.close()
-        self._record(Action.COMMIT, phase, name, instance)
+        self._record(Action.COMMIT, phase, producer, name)
         return client
 
 
@@ -315,7 +326,8 @@ def send(
 
     def on_result(phase: Phase, partition: int | None, offset: int | None) -> None:
         on_done(phase)
-        scope.history.add(SendOp(phase, operation.process, operation.value, operation.topic, partition, offset))
+        scope.history.add(operation._replace(phase=phase, partition=operation.partition, offset=offset))
 
+    result: OnResult = on_result
     assert operation.partition is not None
-    client.send(operation.value, operation.partition, on_result)
+    client.send(operation.value, operation.partition, result)

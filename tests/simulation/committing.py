@@ -57,7 +57,6 @@ class SimulatedQuery(SimulatedClient):
         self.committed = -1  # the commit log
         self._executors = executors
         self._rate_per_s = rate_per_s
-        self._planned = -1
         self._options = SinkOptions.parse(
             {
                 "kafka.bootstrap.servers": scope.bootstrap,
@@ -99,6 +98,9 @@ class SimulatedQuery(SimulatedClient):
 
     def _run_batch(self, committer: Committer, run: str, number: int) -> None:
         parts = self._rows_of(number)
+        values = tuple(value for rows in parts for _, value in rows)
+        operation = BatchOp(Phase.INVOKE, self.name, self.name, number, values)
+        self.scope.history.add(operation)
         reports: list[Report] = []
         try:
             for task, rows in enumerate(parts):
@@ -107,7 +109,7 @@ class SimulatedQuery(SimulatedClient):
             committer.abort(self._batch(number, reports))
             raise
         committer.commit(self._batch(number, reports))
-        self.scope.history.add(BatchOp(Phase.OK, self.name, self.name, number))
+        self.scope.history.add(operation._replace(phase=Phase.OK, values=()))
         self.successes += 1
         if self.rng.random() < FAILED_COMMIT_LOG_CHANCE:
             raise TaskFailedError(f"writing batch {number} to the commit log failed")
@@ -116,18 +118,13 @@ class SimulatedQuery(SimulatedClient):
     def _rows_of(self, number: int) -> list[list[tuple[int, str]]]:
         """Return the rows of each task: partition and value. A batch that is run again has the same ones."""
         rng = random.Random(f"{self.scope.world.seed} {self.name} {number}")
-        parts = [
+        return [
             [
                 (rng.randrange(self.scope.partitions), f"{self.name}/{number}:{task}:{row}")
                 for row in range(rng.randint(1, ROWS_MAX))
             ]
             for task in range(rng.randint(1, TASKS_MAX))
         ]
-        if number > self._planned:
-            self._planned = number
-            values = tuple(value for rows in parts for _, value in rows)
-            self.scope.history.add(BatchOp(Phase.INVOKE, self.name, self.name, number, values))
-        return parts
 
     def _batch(self, number: int, reports: list[Report]) -> Batch:
         transactions = [report.transaction for report in reports if report.transaction is not None]

@@ -3,7 +3,7 @@
     Simulation(seed, plan).run() → Result: anomalies, digest, counts
 
 When the time of the plan is over, all faults end; the cluster must recover within a bound and the writers end. Then
-everything is read, and the history is checked (`headrace.verify`).
+everything is read, and the history is checked by headrace.verify.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.verify import ReplicaOp, StoredBatch
+from headrace.verify import ReplicaOp, StoredBatch, check
 from headrace.wire.records import read_batches
-from tests.simulation.checks import anomalies_of
 from tests.simulation.clients import (
     FinalReader,
     History,
@@ -132,7 +131,10 @@ class Simulation:
         finally:
             self._end()
         self._dump_replicas()
-        return [*anomalies_of(self.history.operations), *(f"ended: {text}" for text in self.world.failures)]
+        return [
+            *map(str, check(self.history.operations).anomalies),
+            *(f"ended: {text}" for text in self.world.failures),
+        ]
 
     def _run(self) -> None:
         cluster, world = self.cluster, self.world

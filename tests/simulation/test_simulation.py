@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.verify import BatchOp, Operation, Phase, ReadOp, SendOp
-from tests.simulation.checks import anomalies_of
 from tools import mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -51,33 +49,6 @@ def test_a_seed_replays_exactly_in_another_process():
     first, second = (simulate("--seed", "7", "--seconds", "40") for _ in range(2))
     assert digest(first) == digest(second)
     assert digest(first) != digest(simulate("--seed", "8", "--seconds", "40"))
-
-
-def test_a_row_of_a_query_that_is_committed_twice_is_an_anomaly():
-    value = "q0/1:0:0"
-    sent = [BatchOp(Phase.INVOKE, "q0", "q0", 1, (value,)), BatchOp(Phase.OK, "q0", "q0", 1)]
-
-    def read(*offsets: int, committed: bool) -> ReadOp:
-        return ReadOp("final", "t", 0, committed, tuple((offset, value) for offset in offsets), 9, final=True)
-
-    assert anomalies_of([*sent, read(3, committed=True), read(2, 3, committed=False)]) == []
-    twice = anomalies_of([*sent, read(2, 3, committed=True), read(2, 3, committed=False)])
-    assert [text.split(":")[0] for text in twice] == ["duplicate"]
-
-
-def test_batches_of_a_query_out_of_order_are_an_anomaly():
-    rows = ["q0/2:0:0", "q0/1:0:0"]
-    batches = [BatchOp(Phase.INVOKE, "q0", "q0", number, (rows[-number],)) for number in (1, 2)]
-    records = ((0, rows[0]), (1, rows[1]))
-    reads = [ReadOp("final", "t", 0, committed, records, 2, final=True) for committed in (True, False)]
-    assert [text.split(":")[0] for text in anomalies_of([*batches, *reads])] == ["out of order"]
-
-
-def test_the_history_rules_apply_to_other_writers():
-    sent: list[Operation] = [SendOp(phase, "w0-1", "w0:1", "t", 0) for phase in (Phase.INVOKE, Phase.OK)]
-    records = ((0, "w0:1"), (1, "w0:1"))
-    reads = [ReadOp("final", "t", 0, committed, records, 2, final=True) for committed in (True, False)]
-    assert "duplicate" in [text.split(":")[0] for text in anomalies_of([*sent, *reads])]
 
 
 def test_bugs_of_the_list_can_be_applied():
