@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from bench.empty_sink import EmptyDataSource
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.spark import session
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +38,7 @@ STREAM_WARM_UP_BATCHES = 8
 STREAM_SECONDS_MAX = 120
 # The usual size for throughput; Spark's connector is measured both ways.
 TUNED = {"kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
+ARROW_BYTES_MAX = "spark.sql.execution.arrow.maxBytesPerBatch"
 PARTS = ("sink", "source", "embedded", "stream")
 STREAM_ROUNDS = 2
 WARM_UP_ROUNDS = 3
@@ -60,6 +62,7 @@ class Topics:
         self._count += 1
         name = f"bench-{self._count}"
         self._admin.create_topics([NewTopic(name, PARTITIONS, configs={"file.delete.delay.ms": "1000"})])
+        eventually("the topic is in the metadata", lambda: self._admin.describe_topics([name], missing_ok=True))
         return name
 
     def remove(self, name: str) -> None:
@@ -93,7 +96,16 @@ class Rounds:
             "connector, large batches": lambda: self._write(self._kafka, "kafka", TUNED),
             "headrace, at-least-once": lambda: self._write(self._kafka, "headrace", plainly),
             "headrace, exactly-once": lambda: self._write(self._kafka, "headrace", exactly),
+            "headrace, exactly-once, small rows": lambda: self._write_small_rows(exactly),
         }
+
+    def _write_small_rows(self, options: dict[str, str]) -> float:
+        """Write with the setting that docs/spark.md has for small rows."""
+        self._spark.conf.set(ARROW_BYTES_MAX, "2147483647")
+        try:
+            return self._write(self._kafka, "headrace", options)
+        finally:
+            self._spark.conf.unset(ARROW_BYTES_MAX)
 
     def embedded_jobs(self) -> dict[str, Callable[[], float]]:
         return {

@@ -12,6 +12,7 @@ import pytest
 from headrace.errors import RecordTooLargeError
 from headrace.producer import arrow
 from headrace.producer.arrow import ArrowSender
+from headrace.producer.queues import PartitionQueue
 from headrace.wire.columns import HEADERS_TYPE
 from headrace.wire.kernel import KERNEL_NAME
 from headrace.wire.records import read_batches
@@ -34,13 +35,18 @@ def sender_of(rig: Rig, max_request_bytes: int = 1 << 20) -> ArrowSender:
     )
 
 
-def send(rig: Rig, table: pa.Table) -> dict[int, list[int]]:
-    """Partition → the numbers in the values of its rows, in the order of the queues."""
+def queues_after(rig: Rig, table: pa.Table) -> list[PartitionQueue]:
+    """Send a table; return the queues of its topic."""
     sender = sender_of(rig)
     sender.check(table, NAMES)
     sender.send(rig.accumulator.topic("t", 4), rig.metadata.cluster, table, NAMES, 1000)
+    return rig.accumulator.topics["t"].queues
+
+
+def send(rig: Rig, table: pa.Table) -> dict[int, list[int]]:
+    """Partition → the numbers in the values of its rows, in the order of the queues."""
     sent: defaultdict[int, list[int]] = defaultdict(list)
-    for queue in rig.accumulator.topics["t"].queues:
+    for queue in queues_after(rig, table):
         for batch in queue.batches:
             (sealed,) = read_batches(batch.seal(0, None))
             assert all(record.timestamp == rig.clock.time_ms() for record in sealed.records())
@@ -79,6 +85,14 @@ def test_rows_that_name_a_partition_go_there_and_the_others_fill_the_gaps(rig, v
 def test_rows_with_a_key_go_where_the_key_belongs(rig, values):
     sent = send(rig, pa.table({"value": values, "key": [b"one key"] * ROWS}))
     assert list(map(len, sent.values())) == [ROWS]
+
+
+def test_slices_of_a_table_have_the_same_number_of_rows(rig, values, monkeypatch):
+    monkeypatch.setattr(arrow, "BATCH_BYTES_MIN", 1 << 20)
+    table = pa.table({"value": values, "key": [b"one key"] * ROWS})
+    monkeypatch.setattr(arrow, "SLICE_BYTES", table.nbytes * 2 // 5)  # two slices and a half
+    (sent,) = (queue.batches for queue in queues_after(rig, table) if queue.batches)
+    assert [batch.record_count for batch in sent] == [1667, 1667, 1666]
 
 
 def test_no_rows_are_no_batches(rig):

@@ -84,7 +84,7 @@ class ArrowSender:
         for batch in _batches(data):
             columns_by_role = _columns(batch, names)
             rows = batch.num_rows
-            step = max(1, min(SLICE_ROWS_MAX, SLICE_BYTES * rows // max(1, batch.nbytes))) if rows else 1
+            step = _slice_rows(rows, batch.nbytes)
             for start in range(0, rows, step):
                 piece = {name: column.slice(start, step) for name, column in columns_by_role.items()}
                 try:
@@ -168,6 +168,12 @@ def _batches(data: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
     if isinstance(data, pa.RecordBatch):
         return [data]
     raise TypeError(f"send_arrow expected a pyarrow Table or RecordBatch, got {type(data).__qualname__}")
+
+
+def _slice_rows(rows: int, size: int) -> int:
+    """Return the rows of a slice: slices are of one size, because a small remainder would make small batches."""
+    slices = max(1, (size + SLICE_BYTES // 2) // SLICE_BYTES)
+    return max(1, min(SLICE_ROWS_MAX, -(-rows // slices)))
 
 
 def _columns(batch: pa.RecordBatch, names: Mapping[str, str]) -> dict[str, pa.Array]:
