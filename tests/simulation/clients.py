@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Literal
 
 from headrace.client.admin import AdminClient, NewTopic
 from headrace.client.fetcher import Fetcher
@@ -216,14 +217,11 @@ class Reader(SimulatedClient):
         self.reads = 0
 
     def run(self) -> None:
-        isolation = "read_committed" if self._committed else "read_uncommitted"
+        isolation: Literal["read_committed", "read_uncommitted"] = (
+            "read_committed" if self._committed else "read_uncommitted"
+        )
         while not self.is_stopping:
-            fetcher = Fetcher(
-                self.scope.bootstrap,
-                isolation=isolation,
-                max_wait_ms=5_000,
-                request_timeout_ms=8_000,  # type: ignore[arg-type]
-            )
+            fetcher = Fetcher(self.scope.bootstrap, isolation=isolation, max_wait_ms=5_000, request_timeout_ms=8_000)
             try:
                 fetcher.assign(self._positions)
                 while not self.is_stopping:

@@ -69,7 +69,7 @@ class Node:
         process = self.process = Process(world, self.name, self.host)
         process.skew_seconds, process.boots = self.skew_seconds, self.boots
         process.on_kill.append(lambda: self._ended(process))
-        loop = SimulatedLoop(process, self._cluster.network)
+        loop = SimulatedLoop(process, self._cluster.network)  # type: ignore[abstract]  # brokers need no more
 
         async def run() -> None:
             try:

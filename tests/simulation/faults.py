@@ -136,7 +136,8 @@ class Faults:
 
     def _isolate(self) -> str:
         node = self._node()
-        others = [other.host for other in (*self._cluster.nodes, *self._clients) if other is not node]
+        others = [other.host for other in self._cluster.nodes if other is not node]
+        others += [client.host for client in self._clients]
         self._cut([(node.host, other) for other in others] + [(other, node.host) for other in others])
         return f"partition: {node.name} from all"
 

@@ -195,18 +195,21 @@ class Lock:
         self._waiting: list[Thread] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._is_held:
+        if self.locked():
             if not blocking:
                 return False
             thread = Thread.current()
             self._waiting.append(thread)
-            while self._is_held:
+            while self.locked():
                 if not thread.wait(None if timeout < 0 else timeout):
                     self._waiting = [each for each in self._waiting if each is not thread]
                     return False
             self._waiting = [each for each in self._waiting if each is not thread]
         self._is_held = True
         return True
+
+    def locked(self) -> bool:
+        return self._is_held
 
     def release(self) -> None:
         self._is_held = False

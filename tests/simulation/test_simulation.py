@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.checks import anomalies_of
-from tests.support.history import Ended, Outcome, Read, SendResult, Sent
+from tests.support.history import Ended, Event, Outcome, Read, SendResult, Sent
 from tools import mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -55,7 +55,7 @@ def test_a_seed_replays_exactly_in_another_process():
 
 def test_a_row_of_a_query_that_is_committed_twice_is_an_anomaly():
     value, writer = "q0/1:0:0", "q0/1:0"
-    sent = [Sent(writer, value, 0, "q0/1"), Ended("q0/1", Outcome.DONE)]
+    sent: list[Event] = [Sent(writer, value, 0, "q0/1"), Ended("q0/1", Outcome.DONE)]
 
     def read(*offsets: int, committed: bool) -> Read:
         return Read("final", committed, 0, tuple((offset, value) for offset in offsets), 9, final=True)
@@ -73,7 +73,7 @@ def test_batches_of_a_query_out_of_order_are_an_anomaly():
 
 
 def test_the_history_rules_apply_to_other_writers():
-    events = [Sent("w0-1", "w0:1", 0), SendResult("w0:1", Outcome.DONE, 0, 0)]
+    events: list[Event] = [Sent("w0-1", "w0:1", 0), SendResult("w0:1", Outcome.DONE, 0, 0)]
     reads = [Read("final", committed, 0, ((0, "w0:1"), (1, "w0:1")), 2, final=True) for committed in (True, False)]
     assert "duplicate" in [text.split(":")[0] for text in anomalies_of([*events, *reads])]
 

@@ -50,7 +50,7 @@ class World:
         """Faults and other milestones, for people."""
         self.failures: list[str] = []
         """Threads that ended with an error."""
-        self._queue: list[tuple[float, float, int, Process | None, Callable[[], None]]] = []
+        self._queue: list[tuple[float, float, int, Process | None, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._hub = getcurrent()
 
@@ -59,11 +59,11 @@ class World:
         """The simulated seconds since the start."""
         return self.now - START_SECONDS
 
-    def at(self, when: float, call: Callable[[], None], process: Process | None = None) -> None:
+    def at(self, when: float, call: Callable[[], object], process: Process | None = None) -> None:
         """Call a function at a time, as an event of a process. Events of the same time run in random order."""
         heapq.heappush(self._queue, (max(when, self.now), self.rng.random(), next(self._numbers), process, call))
 
-    def later(self, delay: float, call: Callable[[], None], process: Process | None = None) -> None:
+    def later(self, delay: float, call: Callable[[], object], process: Process | None = None) -> None:
         self.at(self.now + delay, call, process)
 
     def run_until(self, condition: Callable[[], object], seconds_max: float) -> bool:
@@ -124,7 +124,7 @@ class Process:
         self.busy_until = 0.0  # a blocking call, such as a write to a slow disk, is not over before
         self.state: Any = None  # module-level state of its code
         self.on_kill: list[Callable[[], None]] = []
-        self._deferred: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], object]] = []
         self._threads: dict[int, Thread] = {}
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ class Process:
         """Return the time of day as this process sees it."""
         return EPOCH_SECONDS + self.world.elapsed + self.skew_seconds
 
-    def defers(self, call: Callable[[], None]) -> bool:
+    def defers(self, call: Callable[[], object]) -> bool:
         """Keep an event for later if the process is paused or busy."""
         if self.is_paused:
             self._deferred.append(call)
