@@ -76,6 +76,8 @@ def report(result: Result) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception:  # 1 is the exit code for anomalies
+    except SystemExit:
+        raise
+    except BaseException:  # 1 is the exit code for anomalies
         traceback.print_exc()
         sys.exit(2)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from headrace.wire.primitives import Buffer
 from tests.simulation.network import Network, Socket
-from tests.simulation.world import Process
+from tests.simulation.world import Process, ProcessKilledError
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -109,7 +109,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             assert coroutine is not None
             try:
                 coroutine.close()
-            except (RuntimeError, ValueError):  # it awaits in a `finally`, or is the one that is running
+            except (
+                RuntimeError,
+                ValueError,
+                ProcessKilledError,
+            ):  # it awaits in a `finally`, is running, or saw the end
                 continue
 
     # -- futures, tasks, threads -----------------------------------------------------------------
