@@ -59,7 +59,7 @@ class RecordReader:
         self._deserialization = deserialization
         self._is_plain = deserialization.is_identity
         self._taken: deque[Fetched] = deque()
-        self._paused: dict[TopicPartition, Fetched] = {}
+        self._paused: dict[TopicPartition, list[Fetched]] = {}  # Data of paused partitions, in their order.
         self._current: Fetched | None = None
         self._starts: dict[AssignedPartition, int] = {}  # Positions before the records that were returned last.
         self._parts_read: list[ReadData] = []  # In this poll.
@@ -69,6 +69,8 @@ class RecordReader:
     def _advance(self) -> Fetched | None:
         """Return the data to decode now; None if there are none."""
         assignment = self._partitions.assignment
+        if self._paused:
+            self._resume(assignment)
         current = self._current
         if current is not None:
             if assignment.is_current(current.partition) and not current.partition.paused:
@@ -78,7 +80,6 @@ class RecordReader:
             self._set_aside(current, assignment)
         while True:
             if not self._taken:
-                self._resume(assignment)
                 self._taken.extend(self._buffer.take())
                 if not self._taken:
                     self._drop_paused()
@@ -94,26 +95,30 @@ class RecordReader:
     def _set_aside(self, fetched: Fetched, assignment: Assignment) -> None:
         """Keep data of a paused partition; drop those of one that was moved or revoked."""
         if assignment.is_current(fetched.partition):
-            self._paused[fetched.partition.name] = fetched
+            self._paused.setdefault(fetched.partition.name, []).append(fetched)
         else:
             self._release(fetched)
 
     def _resume(self, assignment: Assignment) -> None:
-        """Take the data of partitions that are no longer paused."""
-        for name, fetched in list(self._paused.items()):
-            if not assignment.is_current(fetched.partition):
+        """Take the data of partitions that are no longer paused, before those that were fetched later."""
+        for name, parts in list(self._paused.items()):
+            partition = parts[0].partition
+            if not assignment.is_current(partition):
                 del self._paused[name]
-                self._release(fetched)
-            elif not fetched.partition.paused:
+                for fetched in parts:
+                    self._release(fetched)
+            elif not partition.paused:
                 del self._paused[name]
-                self._taken.append(fetched)
+                self._taken.extendleft(reversed(parts))
 
     def _drop_paused(self) -> None:
         """Drop data of paused partitions if nothing else could be fetched otherwise."""
         if self._paused and self._buffer.size * 2 > self._bytes_max:
-            for fetched in self._paused.values():
-                self._partitions.restart(fetched.partition, fetched.partition.position)
-                self._release(fetched)
+            for parts in self._paused.values():
+                partition = parts[0].partition
+                self._partitions.restart(partition, partition.position)
+                for fetched in parts:
+                    self._release(fetched)
             self._paused.clear()
 
     def _release(self, fetched: Fetched) -> None:
@@ -169,7 +174,8 @@ class RecordReader:
             position = self._starts.get(partition, partition.position)
             if position != UNKNOWN_OFFSET:
                 self._partitions.restart(partition, position)
-        for fetched in (*self._taken, *self._paused.values(), *filter(None, [self._current])):
+        paused = (fetched for parts in self._paused.values() for fetched in parts)
+        for fetched in (*self._taken, *paused, *filter(None, [self._current])):
             self._buffer.release(fetched)
         self._taken.clear()
         self._paused.clear()
