@@ -48,7 +48,7 @@ demo: .venv/.ready .venv/.kernel
 
 # All tests but the slow ones. Five groups share two cores, because tests mostly wait; the output of a group is printed
 # when it is done. Groups are started in this order: the longest first.
-TEST_JOBS ?= 5
+TEST_JOBS ?= 4
 TEST_GROUPS := broker spark-processes consumers faults ui spark kafka commit units-once schema either cli docs units-compiled units-python
 .PHONY: $(TEST_GROUPS:%=test-group-%)
 test: .venv/.ready .venv/.kernel

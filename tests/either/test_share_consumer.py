@@ -9,7 +9,10 @@ import pytest
 
 from headrace import (
     AcknowledgeType,
+    BrokerError,
     ConfigError,
+    Consumer,
+    DeserializationError,
     Deserializer,
     IllegalStateError,
     Producer,
@@ -227,3 +230,55 @@ def test_wakeup_interrupts_a_poll(either):
 def test_options_that_share_groups_do_not_have_are_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         ShareConsumer({"bootstrap.servers": "127.0.0.1:1", **options})
+
+
+class AcceptsNumbers(Deserializer):
+    """Refuses values that are not numbers."""
+
+    def deserialize(self, topic, data, headers):
+        return int(data)
+
+
+def test_a_bad_record_does_not_release_the_others(either):
+    topic, group = prepare(either, 5)
+    with Producer(bootstrap_servers=either.bootstrap) as producer:
+        producer.send(topic, b"bad")
+        producer.send(topic, b"5")
+    options = {"bootstrap_servers": either.bootstrap, "group_id": group, "value_deserializer": AcceptsNumbers()}
+    with ShareConsumer(**options) as consumer:
+        consumer.subscribe([topic])
+        assert sorted(record.value for record in read(consumer, 6)) == list(range(6))
+        with pytest.raises(DeserializationError, match="at offset 5 of"):
+            read(consumer, 1)
+        assert list(consumer.commit_sync().values()) in ([None], [])
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        assert [record.value for record in read(consumer, 1)] == [b"bad"]
+
+
+def test_records_of_a_partition_that_has_moved_are_acknowledged(either):
+    topic, group = prepare(either, 4, partitions=1)
+    with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        assert len(read(consumer, 4)) == 4
+        consumer.subscribe([new_topic(either, "share", 1)])  # the partition is not assigned any more
+
+        def is_done():
+            consumer.poll(0.2)
+            with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as other:
+                other.subscribe([topic])
+                return other.poll(1.0) == []
+
+        eventually("the records are accepted", is_done)
+
+
+def test_an_error_of_the_group_is_raised_by_every_poll(either):
+    group = unique("classic")
+    with Consumer(bootstrap_servers=either.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([new_topic(either, "classic", 1)])
+        eventually("a member", lambda: consumer.poll(0.1) is not None and consumer.assignment())
+        with ShareConsumer(bootstrap_servers=either.bootstrap, group_id=group) as share:
+            share.subscribe([new_topic(either, "share", 1)])
+            for _ in range(2):
+                with pytest.raises(BrokerError, match=r"use another group\.id"):
+                    read(share, 1)

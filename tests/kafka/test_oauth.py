@@ -211,6 +211,25 @@ def test_a_provider_that_hangs_delays_nothing_while_the_token_is_valid(provider)
     eventually("a renewed token", lambda: tokens() != first)
 
 
+def test_known_keys_are_used_while_the_provider_hangs(provider):
+    options = {**validation(provider), "listeners": f"SASL_PLAINTEXT://127.0.0.1:{free_port()}"}
+    options["sasl.oauthbearer.jwks.endpoint.refresh.ms"] = "1"  # due for each log-in
+    token = endpoint(provider)()
+    sasl = SaslSettings("OAUTHBEARER", token_provider=lambda: token)
+    with EmbeddedBroker(options) as broker:
+        with AdminClient(broker.bootstrap, sasl=sasl) as admin:
+            assert admin.describe_cluster().brokers
+        provider.pause()
+        try:
+            for _ in range(3):
+                started = time.monotonic()
+                with AdminClient(broker.bootstrap, sasl=sasl) as admin:
+                    assert admin.describe_cluster().brokers
+                assert time.monotonic() - started < 5
+        finally:
+            provider.resume()
+
+
 def test_javas_client_logs_in_to_the_headrace_broker(ours, provider, kafka_jars, tmp_path):
     config = tmp_path / "client.properties"
     lines = {

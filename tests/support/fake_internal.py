@@ -72,11 +72,15 @@ class HandClock:
         end = self.now_ms + ms
         await settle()
         while self._due and self._due[0][0] <= end:
-            at, _, timer = heapq.heappop(self._due)
-            self.now_ms = max(self.now_ms, at)
-            timer.fire()
+            self.fire_next()
             await settle()
         self.now_ms = end
+
+    def fire_next(self) -> None:
+        """Advance the clock to the next timer, and fire it."""
+        at, _, timer = heapq.heappop(self._due)
+        self.now_ms = max(self.now_ms, at)
+        timer.fire()
 
 
 async def settle() -> None:

@@ -24,8 +24,9 @@ from headrace.consumer.deserialization import Deserialization
 from headrace.consumer.share_engine import FetchedRecords, ShareEngine
 from headrace.consumer.share_options import resolve_share
 from headrace.consumer.share_session import GAP, AcknowledgeType, TopicIdPartition
-from headrace.errors import HeadraceError, IllegalStateError, TimedOutError, WakeupError
+from headrace.errors import HeadraceError, IllegalStateError, TimedOutError, WakeupError, WireError
 from headrace.types import TopicPartition
+from headrace.wire.api.share_fetch import AcquiredRecords
 from headrace.wire.compression import DECOMPRESSED_BYTES_MAX
 from headrace.wire.layout import ConsumerRecord, Header
 from headrace.wire.records import read_batches
@@ -64,6 +65,10 @@ class _Source(NamedTuple):
     key: TopicIdPartition
 
 
+def _offsets(row: AcquiredRecords) -> range:
+    return range(row.first_offset, row.last_offset + 1)
+
+
 class ShareConsumer:
     """Reads records in a share group, and acknowledges them. For one thread at a time; only `wakeup` is for others."""
 
@@ -83,6 +88,7 @@ class ShareConsumer:
         self._busy = threading.Lock()
         self._topics: frozenset[str] = frozenset()
         self._delivered: dict[tuple[str, int, int], _Source] = {}  # not acknowledged yet
+        self._bad_records: list[HeadraceError] = []  # errors to raise
         self._engine = engine = ShareEngine(self.config, clock)
         try:
             self._deserialization = Deserialization.load(self.config, engine.plugins, engine.log)
@@ -134,6 +140,8 @@ class ShareConsumer:
             if not self._topics:
                 raise IllegalStateError("poll() needs a subscription: call subscribe() first")
             self._finish_delivered()
+            if self._bad_records:
+                raise self._bad_records.pop(0)
             engine.last_poll_ms = engine.clock.monotonic_ms()
             deadline = time.monotonic() + arguments.milliseconds(timeout) / 1000
             engine.is_waiting = True
@@ -156,9 +164,11 @@ class ShareConsumer:
     def _wait(engine: ShareEngine, deadline: float) -> None:
         """Wait for records; raise an error of the I/O thread."""
         left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
-        engine.wait_until(lambda: bool(engine.fetched or engine.errors), left_ms)
+        engine.wait_until(lambda: bool(engine.fetched or engine.errors or engine.group_error), left_ms)
         if engine.errors:
             raise engine.errors.popleft()
+        if engine.group_error is not None and not engine.fetched:
+            raise engine.group_error
         if engine.take_wakeup():
             raise WakeupError("wakeup() was called")
 
@@ -178,18 +188,18 @@ class ShareConsumer:
         self._send(dict.fromkeys(self._delivered, AcknowledgeType.RELEASE))
 
     def _take(self, engine: ShareEngine) -> list[ShareRecord]:
-        """Return the fetched records."""
+        """Return the fetched records. Errors of bad ones are raised if there are no others, else by the next polls."""
         records: list[ShareRecord] = []
         while engine.fetched:
             fetched = engine.fetched.popleft()
             try:
                 records += self._decode(fetched)
-            except HeadraceError:
-                for row in fetched.acquired:  # others may be able to read them; at the limit they are archived
-                    for offset in range(row.first_offset, row.last_offset + 1):
-                        self._delivered.setdefault((*fetched.name, offset), _Source(fetched.node_id, fetched.key))
-                self._release_delivered()
-                raise
+            except WireError as error:
+                source = _Source(fetched.node_id, fetched.key)
+                names = [(*fetched.name, offset) for row in fetched.acquired for offset in _offsets(row)]
+                self._release(names, source, error)
+        if self._bad_records and not records:
+            raise self._bad_records.pop(0)
         return records
 
     def _decode(self, fetched: FetchedRecords) -> list[ShareRecord]:
@@ -201,25 +211,42 @@ class ShareConsumer:
         by_offset = {record.offset: record for record in decoded}
         source = _Source(fetched.node_id, fetched.key)
         acquired: list[ConsumerRecord] = []
-        counts: list[int] = []
+        counts: dict[int, int] = {}
         gaps: dict[int, int] = {}
         for row in fetched.acquired:
-            for offset in range(row.first_offset, row.last_offset + 1):
+            for offset in _offsets(row):
                 if offset in by_offset:
                     acquired.append(by_offset[offset])
-                    counts.append(row.delivery_count)
+                    counts[offset] = row.delivery_count
                 else:
                     gaps[offset] = GAP
-        if acquired and not self._deserialization.is_identity:
-            acquired, error = self._deserialization.records(acquired)
-            if error is not None:
-                raise error
-        records = [ShareRecord(*record, count) for record, count in zip(acquired, counts, strict=True)]
-        for record in acquired:
+        good = self._deserialize(acquired, source)
+        for record in good:
             self._delivered[topic, partition, record.offset] = source
         if gaps:
             self._engine.call(lambda: self._engine.acknowledge(source.node_id, source.key, gaps))
-        return records
+        return [ShareRecord(*record, counts[record.offset]) for record in good]
+
+    def _deserialize(self, acquired: list[ConsumerRecord], source: _Source) -> list[ConsumerRecord]:
+        """Return the records that can be read, and release the others: at the limit of deliveries they are archived."""
+        if self._deserialization.is_identity:
+            return acquired
+        good: list[ConsumerRecord] = []
+        while acquired:
+            readable, error = self._deserialization.records(acquired)
+            good += readable
+            if error is None:
+                break
+            bad = acquired[len(readable)]
+            self._release([(bad.topic, bad.partition, bad.offset)], source, error)
+            acquired = acquired[len(readable) + 1 :]
+        return good
+
+    def _release(self, names: Iterable[tuple[str, int, int]], source: _Source, error: HeadraceError) -> None:
+        released = dict.fromkeys(names, source)
+        self._delivered.update(released)
+        self._send(dict.fromkeys(released, AcknowledgeType.RELEASE))
+        self._bad_records.append(error)
 
     # -- acknowledgements ------------------------------------------------------------------------
 

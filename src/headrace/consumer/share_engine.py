@@ -10,6 +10,7 @@ of the I/O thread, `run_once`, after commands:  heartbeat → metadata → sessi
 from __future__ import annotations
 
 import contextlib
+import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -71,6 +72,7 @@ class ShareEngine(IoEngine):
         self._member_id = str(uuid.uuid4())
         self._epoch = JOIN_EPOCH
         self._topics: frozenset[str] = frozenset()
+        self.group_error: HeadraceError | None = None  # I/O thread; read by the application thread.
         self._sends_topics = True
         self._heartbeat_at_ms = 0.0
         self._heartbeats_failed = 0
@@ -116,7 +118,7 @@ class ShareEngine(IoEngine):
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Join the group with these topics, or change them. I/O thread."""
-        self._topics = frozenset(topics)
+        self._topics, self.group_error = frozenset(topics), None
         for topic in self._topics:
             self.metadata.add_topic(topic)
         self.metadata.request_update()
@@ -148,6 +150,8 @@ class ShareEngine(IoEngine):
         self,
         message: ShareGroupHeartbeatRequest,
         on_result: Callable[[ShareGroupHeartbeatResponse | HeadraceError], None],
+        *,
+        deadline_ms: float = math.inf,
     ) -> None:
         self._coordinator.submit(
             CoordinatorRequest(
@@ -156,6 +160,7 @@ class ShareEngine(IoEngine):
                 HEARTBEAT_VERSIONS,
                 self.settings.request_timeout_ms,
                 on_result,
+                deadline_ms=deadline_ms,
             )
         )
 
@@ -195,9 +200,10 @@ class ShareEngine(IoEngine):
             self._fail(BrokerError(message or f"share group {self.group_id!r}", code=code))
 
     def _fail(self, error: HeadraceError) -> None:
-        """Stop, with an error that does not go away."""
+        """Stop, with an error that each `poll` raises until the next `subscribe`."""
         self._topics = frozenset()
-        self.raise_in_poll(error)
+        self.group_error = error
+        self.notify()
 
     def _retry_heartbeat(self) -> None:
         self._heartbeats_failed += 1
@@ -214,7 +220,9 @@ class ShareEngine(IoEngine):
             session = self._sessions.setdefault(node_id, ShareSession(node_id))
             partitions = by_node.get(node_id, {})
             is_fetching = bool(partitions) and self.is_waiting and not self.fetched
-            if session.is_busy or not (is_fetching or session.must_flush):
+            # Without partitions, no fetch would take the acknowledgements along.
+            must_acknowledge = session.must_flush or (not partitions and session.has_acknowledgements)
+            if session.is_busy or not (is_fetching or must_acknowledge):
                 continue
             if now < session.retry_at_ms:
                 wait_ms = min(wait_ms, session.retry_at_ms - now)
@@ -365,22 +373,28 @@ class ShareEngine(IoEngine):
         self._sessions.setdefault(node_id, ShareSession(node_id)).add(key, types)
 
     def flush(self, on_done: Callable[[dict[TopicPartition, HeadraceError | None]], None]) -> None:
-        """Send all acknowledgements that wait, and call `on_done` with the result. I/O thread."""
-        sessions = [session for session in self._sessions.values() if session.has_acknowledgements]
+        """Send all acknowledgements, and call `on_done` with their result and that of those in flight. I/O thread."""
         results: dict[TopicPartition, HeadraceError | None] = {}
-        left = len(sessions)
+        waiting: list[list[OnAcknowledged]] = []
+        for session in self._sessions.values():
+            if session.is_busy and session.sent[0]:
+                waiting.append(session.sent[1])
+            if session.has_acknowledgements:
+                session.must_flush = True
+                waiting.append(session.waiters)
+        left = len(waiting)
 
         def on_session(outcome: Mapping[TopicPartition, HeadraceError | None]) -> None:
             nonlocal left
-            results.update(outcome)
+            for name, error in outcome.items():
+                results[name] = results.get(name) or error
             left -= 1
             if not left:
                 on_done(results)
 
-        for session in sessions:
-            session.must_flush = True
-            session.waiters.append(on_session)
-        if not sessions:
+        for waiters in waiting:
+            waiters.append(on_session)
+        if not waiting:
             on_done(results)
 
     def end(self, on_done: Callable[[], None]) -> None:
@@ -410,7 +424,8 @@ class ShareEngine(IoEngine):
         message = ShareGroupHeartbeatRequest(
             group_id=self.group_id, member_id=self._member_id, member_epoch=LEAVE_EPOCH
         )
-        self._submit_heartbeat(message, lambda _: on_done())
+        deadline_ms = self.clock.monotonic_ms() + self.settings.request_timeout_ms
+        self._submit_heartbeat(message, lambda _: on_done(), deadline_ms=deadline_ms)
 
     def stop(self) -> None:
         """End the sessions, leave the group and stop the I/O thread, without waiting. Any thread."""

@@ -56,6 +56,8 @@ class ShareSession:
         self.must_flush = False  # send acknowledgements without waiting for the next fetch
         self.retry_at_ms = 0.0
         self.waiters: list[OnAcknowledged] = []  # for the acknowledgements that wait
+        self.sent: tuple[Acknowledgements, list[OnAcknowledged]] = ({}, [])
+        """While it is busy: the acknowledgements of the request in flight, and those who wait for their result."""
         self._partitions: set[TopicIdPartition] = set()
         self._waiting: dict[TopicIdPartition, dict[int, int]] = {}
 
@@ -75,6 +77,7 @@ class ShareSession:
         """Return the acknowledgements that wait, and those who wait for their result."""
         taken, self._waiting = self._waiting, {}
         waiters, self.waiters, self.must_flush = self.waiters, [], False
+        self.sent = taken, waiters
         return taken, waiters
 
     def succeeded(self) -> None:

@@ -5,6 +5,7 @@ It needs the package PyJWT (extra `oauth`).
     token → key by its id, from the JWKS endpoint → signature, expiry, issuer, audience → BearerToken
 
 Keys are fetched in a thread, when the first token comes, when they are old, and when a token has an unknown key id.
+Only tokens with unknown keys wait for that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from headrace.broker.security.mechanisms import BearerToken
+from headrace.broker.tasks import start_task
 from headrace.config.clock import Clock
 from headrace.errors import ConfigError
 
@@ -66,7 +68,7 @@ class JwksTokens:
         self._keys: Mapping[str | None, Any] = {}
         self._refresh_at_ms = 0.0
         self._next_try_ms = 0.0
-        self._lock = asyncio.Lock()
+        self._fetch: asyncio.Task[None] | None = None
 
     async def __call__(self, token: str) -> BearerToken:
         settings = self._settings
@@ -88,27 +90,29 @@ class JwksTokens:
         return BearerToken(principal, int(claims["exp"] * 1000), frozenset(scopes))
 
     async def _key(self, key_id: str | None) -> Any:
-        if key_id not in self._keys or self._clock.monotonic_ms() >= self._refresh_at_ms:
-            async with self._lock:
-                await self._refresh(key_id)
+        """Return a key. A known one is not waited for, even if the keys are old or cannot be fetched."""
+        now = self._clock.monotonic_ms()
+        is_known = key_id in self._keys
+        if (not is_known or now >= self._refresh_at_ms) and self._fetch is None and now >= self._next_try_ms:
+            self._fetch = start_task(self._refresh(), "keys of tokens")
+        if not is_known and self._fetch is not None:
+            await asyncio.wait([self._fetch], timeout=FETCH_SECONDS_MAX)
         return self._keys[key_id]
 
-    async def _refresh(self, key_id: str | None) -> None:
-        """Fetch the keys, unless another task has, or the last attempt was just now. If it fails, keep the old ones."""
-        now = self._clock.monotonic_ms()
-        is_due = key_id not in self._keys or now >= self._refresh_at_ms
-        if not is_due or now < self._next_try_ms:
-            return
+    async def _refresh(self) -> None:
+        """Replace the keys; if that fails, keep the old ones."""
+        interval_ms = RETRY_INTERVAL_MS
         try:
             data = await asyncio.to_thread(self._read)
             keys = self._jwt.PyJWKSet.from_dict(json.loads(data)).keys
+            self._keys = {key.key_id: key for key in keys if key.key_type != "oct"}
+            self._refresh_at_ms = self._clock.monotonic_ms() + self._settings.refresh_ms
+            interval_ms = FETCH_INTERVAL_MIN_MS
         except Exception as error:  # any: the provider may return anything
             log.warning("cannot get the keys of %s: %s", self._settings.url, error)
-            self._next_try_ms = now + RETRY_INTERVAL_MS
-        else:
-            self._keys = {key.key_id: key for key in keys if key.key_type != "oct"}
-            self._refresh_at_ms = now + self._settings.refresh_ms
-            self._next_try_ms = now + FETCH_INTERVAL_MIN_MS
+        finally:
+            self._next_try_ms = self._clock.monotonic_ms() + interval_ms
+            self._fetch = None
 
     def _read(self) -> bytes:
         with urlopen(self._settings.url, timeout=FETCH_SECONDS_MAX) as response:

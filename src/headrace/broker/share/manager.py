@@ -129,6 +129,9 @@ class SharePartitionManager:
         share_partition.fence()
         if self._partitions.get(share_partition.key) is share_partition:
             del self._partitions[share_partition.key]
+            group_id = share_partition.key.group_id
+            if not any(key.group_id == group_id for key in self._partitions):
+                self._counters.pop(group_id, None)
         self.waiting.wake(share_partition.key)
 
     def leadership_changed(self, partition: Partition) -> None:

@@ -230,19 +230,24 @@ class SharePartition:
 
     def _on_timer(self) -> None:
         self._timer = None
-        runs = self.records.locks_due(self._env.clock.monotonic_ms() + LOCK_TIMER_MS_MIN)
-        if runs:
-            log.debug("%s: the locks of %d runs have ended", self.key.coordinator_key, len(runs))
-            _start(self._release_due(runs))
-        else:
-            self._rearm()
+        _start(self._release_due())
 
-    async def _release_due(self, runs: Sequence[Run]) -> None:
-        self._env.counters["expired"] += sum(run.count for run in runs)
+    async def _release_due(self) -> None:
+        if self.is_fenced or not self.is_loaded:
+            return
+        # Selected here, and not by the timer: meanwhile, an acknowledgement may have come.
+        runs = self.records.locks_due(self._env.clock.monotonic_ms() + LOCK_TIMER_MS_MIN)
+        if not runs:
+            self._rearm()
+            return
+        log.debug("%s: the locks of %d runs have ended", self.key.coordinator_key, len(runs))
+        count = sum(run.count for run in runs)
         try:
             await self._release(runs)
         except BrokerError as error:
             log.warning("%s: failed to release locks, will retry: %s", self.key.coordinator_key, error)
+        else:
+            self._env.counters["expired"] += count
 
 
 def _start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
