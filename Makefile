@@ -46,7 +46,7 @@ demo: .venv/.ready .venv/.kernel
 .venv/.kernel: setup.py $(KERNEL_SOURCES) | .venv/.ready
 	@$(BIN)/python tools/setup_env.py kernel
 
-# All tests but the slow ones. Five groups share two cores, because tests mostly wait; the output of a group is printed
+# All tests but the slow ones. Four groups share two cores, because tests mostly wait; the output of a group is printed
 # when it is done. Groups are started in this order: the longest first.
 TEST_JOBS ?= 4
 TEST_GROUPS := broker spark-processes consumers faults ui spark kafka commit units-once schema either cli docs units-compiled units-python

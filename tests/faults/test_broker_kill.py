@@ -67,8 +67,12 @@ def test_records_survive_a_broker_kill_once_and_in_order(own_kafka):
     # Little memory, so that sends continue during the kill. One request in flight: of the batches of a producer, Kafka
     # remembers only the last one after a kill. If an earlier one is sent again, Kafka returns
     # OUT_OF_ORDER_SEQUENCE_NUMBER as for a gap, and all clients write it twice (docs/producer.md).
-    options = {"buffer_memory": 1_000_000, "batch_size": 4_000, "max_in_flight_requests_per_connection": 1}
-    with Producer(bootstrap_servers=own_kafka.bootstrap, **options) as producer:
+    with Producer(
+        bootstrap_servers=own_kafka.bootstrap,
+        buffer_memory=1_000_000,
+        batch_size=4_000,
+        max_in_flight_requests_per_connection=1,
+    ) as producer:
         load = Load(producer, topic)
         for kill in range(KILLS):
             load.wait_for(RECORDS * (kill + 1) // (KILLS + 2))

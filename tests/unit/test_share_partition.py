@@ -33,7 +33,7 @@ class Rig:
     def __init__(self):
         self.clock = HandClock()
         self.store = Store()
-        self.counters = Counter()
+        self.counters: Counter[str] = Counter()
         settings = DeliverySettings(LOCK_MS, 5, 2_000, "earliest", committed_only=False, may_renew=True)
         env = SharePartitionEnv(self.clock, self.store, lambda: settings, lambda: None, lambda: None, self.counters)
         self.partition = SharePartition(SharePartitionKey("g", bytes(16), 0), 0, env)
