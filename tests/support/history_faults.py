@@ -119,6 +119,26 @@ def zombie(rng: random.Random, history: list[Operation]) -> str | None:
     return f"committed transaction {name} after planted had fenced it"
 
 
+def zombie_before_another(rng: random.Random, history: list[Operation]) -> str | None:
+    """As `zombie`, and a third producer has initialised the id when the commit returns."""
+    text = zombie(rng, history)
+    if text is not None:
+        name = text.split()[2]
+        ended = next(
+            n
+            for n, op in enumerate(history)
+            if isinstance(op, TransactionOp)
+            and op.transaction == name
+            and op.action is Action.COMMIT
+            and op.phase is Phase.OK
+        )
+        ending = history[ended]
+        assert isinstance(ending, TransactionOp)
+        init = TransactionOp(Action.INIT, Phase.INVOKE, "third", None, ending.transactional_id)
+        history[ended:ended] = [init, init._replace(phase=Phase.OK)]
+    return text
+
+
 def reordered(rng: random.Random, history: list[Operation]) -> str | None:
     """Two values of a process changed places."""
     return _swap(rng, history, {op.value: op.process for op in _sends(history, Phase.INVOKE)})
@@ -278,6 +298,7 @@ PLANTS: list[tuple[AnomalyKind, Plant]] = [
     (AnomalyKind.ABORTED_READ, aborted_read),
     (AnomalyKind.DIRTY_READ, dirty_read),
     (AnomalyKind.ZOMBIE, zombie),
+    (AnomalyKind.ZOMBIE, zombie_before_another),
     (AnomalyKind.REORDERED, reordered),
     (AnomalyKind.REORDERED, reordered_batches),
     (AnomalyKind.PHANTOM, phantom),

@@ -196,3 +196,17 @@ def test_a_verdict_counts_all_anomalies_and_shows_some() -> None:
     assert f"lost write: {SHOWN_MAX + 5}" in lines[1]
     assert lines[-1] == f"… and {len(verdict.anomalies) - SHOWN_MAX} more"
     assert len(verdict.to_json()["examples"]) == SHOWN_MAX
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [BatchOp(Phase.INVOKE, "q", "q", 0, ("a",)), BatchOp(Phase.OK, "q", "q", 0)],
+        [SendOp(Phase.INVOKE, "w", "a", "t"), SendOp(Phase.OK, "w", "a", "t")],
+    ],
+    ids=["batch", "send"],
+)
+def test_a_history_that_nobody_has_read_is_incomplete(operations):
+    verdict = check(operations)
+    assert set(verdict.kinds) == {AnomalyKind.INCOMPLETE}
+    assert not verdict.is_known

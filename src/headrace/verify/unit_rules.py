@@ -77,7 +77,7 @@ def fenced(facts: Facts) -> Iterator[Anomaly]:
     """A producer cannot commit a transaction after another one has initialised its transactional id."""
     owner: dict[str, tuple[str, int, int]] = {}  # by transactional id: producer, its init invoked and completed
     invoked: dict[tuple[str, str], int] = {}  # init, by producer and transactional id
-    commits: dict[str, int] = {}  # by transaction: where its last commit was invoked
+    commits: dict[str, tuple[int, tuple[str, int, int] | None]] = {}  # by transaction: its last commit, the owner then
     for index, operation in facts.endings:
         name = operation.transactional_id
         if name is None:
@@ -90,10 +90,10 @@ def fenced(facts: Facts) -> Iterator[Anomaly]:
                 owner[name] = (producer, invoked.get((producer, name), index), index)
         elif operation.action is Action.COMMIT and operation.transaction is not None:
             if operation.phase is Phase.INVOKE:
-                commits[operation.transaction] = index
-            elif operation.phase is Phase.OK and name in owner:
-                other, first, completed = owner[name]
-                commit = commits[operation.transaction]
-                if other != producer and completed < commit:
+                commits[operation.transaction] = (index, owner.get(name))
+            elif operation.phase is Phase.OK and operation.transaction in commits:
+                commit, owner_then = commits[operation.transaction]
+                if owner_then is not None and owner_then[0] != producer:
+                    other, first, completed = owner_then
                     text = f"{producer} committed transaction {operation.transaction} after {other} had fenced it"
                     yield Anomaly(AnomalyKind.ZOMBIE, text, facts.evidence(first, completed, commit, index))

@@ -11,11 +11,19 @@ from headrace.verify.operations import Phase
 
 
 def complete(facts: Facts) -> Iterator[Anomaly]:
-    """Every partition of the history has a final read at both isolation levels."""
+    """Every partition of the history has a final read at both isolation levels.
+
+    A batch does not name its partitions: a history of batches must have final reads of all that they are written to.
+    """
     for partition in sorted(facts.named_partitions()):
         for name, contents in (("read_committed", facts.committed), ("read_uncommitted", facts.everything)):
             if partition not in contents.values:
                 yield Anomaly(AnomalyKind.INCOMPLETE, f"no final read of {partition} with {name}")
+    if facts.batches and not facts.committed.indexes:
+        yield Anomaly(AnomalyKind.INCOMPLETE, "no final read of the partitions of the batches with read_committed")
+    read_topics = {partition.topic for partition in facts.committed.indexes}
+    for topic in sorted({write.topic for write in facts.writes.values() if write.target is None} - read_topics):
+        yield Anomaly(AnomalyKind.INCOMPLETE, f"no final read of topic {topic} with read_committed")
 
 
 def nothing_lost(facts: Facts) -> Iterator[Anomaly]:
