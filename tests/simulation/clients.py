@@ -14,7 +14,7 @@ from headrace.client.admin import AdminClient, NewTopic
 from headrace.client.fetcher import Fetcher
 from headrace.errors import BrokerError, Code, HeadraceError
 from headrace.types import TopicPartition
-from headrace.verify import Action, Operation, Phase, ReadOp, SendOp, TransactionOp
+from headrace.verify import Action, Operation, Phase, ReadOp, SeekOp, SendOp, TransactionOp
 from tests.simulation.world import Process, Thread, World
 from tests.support.chaos_clients import GaveUpError, HeadraceClient, MustAbortError, OnResult
 
@@ -244,9 +244,19 @@ class Reader(SimulatedClient):
         super().__init__(scope, name, number)
         self._committed = committed
         self._positions = {TopicPartition(scope.topic, index): 0 for index in range(scope.partitions)}
-        self.reads = 0
+
+    def has_read(self, final: ReadOp) -> bool:
+        """Return whether it has passed the last record of a final read; true if that has another isolation level."""
+        return (
+            final.committed is not self._committed
+            or not final.records
+            or self._positions[TopicPartition(final.topic, final.partition)] > final.records[-1][0]
+        )
 
     def run(self) -> None:
+        if self.generation == 1:  # a later process continues
+            for tp in self._positions:
+                self.scope.history.add(SeekOp(self.name, tp.topic, tp.partition, 0))
         while not self.is_stopping:
             fetcher = Fetcher(
                 self.scope.bootstrap,
@@ -273,8 +283,9 @@ class Reader(SimulatedClient):
         for index, records in by_partition.items():
             tp = TopicPartition(self.scope.topic, index)
             self._positions[tp] = fetcher.position(tp)
-            self.scope.history.add(ReadOp(self.name, self.scope.topic, index, self._committed, tuple(records)))
-            self.reads += 1
+            end = fetcher.watermarks(tp).high
+            read = ReadOp(self.name, self.scope.topic, index, self._committed, tuple(records), None if end < 0 else end)
+            self.scope.history.add(read)
         self.pause(0.05)
 
 

@@ -49,7 +49,10 @@ class Disk:
         names = ("open", "close", "write", "pwrite", "pwritev", "fsync", "ftruncate", "truncate", "replace", "unlink")
         self._real = {name: getattr(os, name) for name in (*names, "writev")}
         return {
-            **{name: self._checked(self._real[name]) for name in ("ftruncate", "truncate", "replace", "unlink")},
+            "ftruncate": self._ftruncate,
+            "truncate": self._truncate,
+            "replace": self._replace,
+            "unlink": self._unlink,
             "open": self._open,
             "close": self._close,
             "write": lambda fd, data: self._write(fd, [data], "write", lambda parts: (fd, parts[0])),
@@ -59,13 +62,37 @@ class Disk:
             "writev": self._writev,
         }
 
-    def _checked(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if self._world.process is not None:
-                self._world.process.check_alive()
-            return real(*arguments, **options)
+    def _check_alive(self) -> None:
+        if self._world.process is not None:
+            self._world.process.check_alive()
 
-        return call
+    def _ftruncate(self, fd: int, size: int) -> None:
+        self._check_alive()
+        self._real["ftruncate"](fd, size)
+        process = self._world.process
+        file = None if process is None else self._descriptors.get(process, {}).get(fd)
+        if file is not None:
+            self._shortened(file.path, size)
+
+    def _truncate(self, path: Any, size: int) -> None:
+        self._check_alive()
+        self._real["truncate"](path, size)
+        self._shortened(str(path), size)
+
+    def _shortened(self, path: str, size: int) -> None:
+        """What is written behind this size from now on is not synced."""
+        if path in self._safe_bytes:
+            self._safe_bytes[path] = min(self._safe_bytes[path], size)
+
+    def _replace(self, source: Any, target: Any, **options: Any) -> None:
+        self._check_alive()
+        self._real["replace"](source, target, **options)
+        self._safe_bytes[str(target)] = self._safe_bytes.pop(str(source), 0)
+
+    def _unlink(self, path: Any, **options: Any) -> None:
+        self._check_alive()
+        self._real["unlink"](path, **options)
+        self._safe_bytes.pop(str(path), None)
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
         process = self._world.process

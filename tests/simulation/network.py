@@ -67,14 +67,12 @@ class Network:
         self._cut.add((source, target))
 
     def heal(self) -> None:
-        """Deliver what was held, in order, after random delays."""
+        """Deliver what was held, in order, and before anything that is under way."""
         self._cut.clear()
         held, self._held = self._held, {}
         for calls in held.values():
-            when = self.world.now + self.delay()
             for call in calls:
-                self.world.at(when, call)
-                when += 1e-6
+                call()
 
     def pass_on(self, source: str, target: str, when: float, call: Callable[[], None]) -> None:
         """Execute `call` at the target, unless the way there is cut at that time: then when it is healed."""

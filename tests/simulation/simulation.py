@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.verify import ReplicaOp, StoredBatch, check
+from headrace.verify import ReadOp, ReplicaOp, StoredBatch, check
 from headrace.wire.records import read_batches
 from tests.simulation.clients import (
     FinalReader,
@@ -162,6 +162,11 @@ class Simulation:
         final = FinalReader(self._scope, "final", 98)
         final.start()
         self._wait("all records are read", lambda: final.is_done)
+        ends = [each for each in self.history.operations if isinstance(each, ReadOp) and each.final]
+        self._wait(
+            "the readers have the last records",
+            lambda: all(each.has_read(end) for each in self.readers for end in ends),
+        )
         for reader in self.readers:
             reader.stop()
         self._wait("the readers have ended", lambda: all(reader.is_done for reader in self.readers))
