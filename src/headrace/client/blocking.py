@@ -214,6 +214,7 @@ class BlockingClient:
         deadline = self.deadline(timeout_ms)
         response: R | None = None
         with self.lock:
+            self.check_open()
             for attempt in self._attempts(api_name(key), deadline):
                 try:
                     node_id = self._find(to, deadline)

@@ -101,6 +101,8 @@ class SharePartitionManager:
         except BrokerError as error:
             log.info("failed to load share partition %s: %s", key.coordinator_key, error)
             self._drop(share_partition)
+            if not any(each.group_id == key.group_id for each in self._partitions):
+                self._counters.pop(key.group_id, None)  # the group may not exist
             raise
         finally:
             self._loads.pop(key, None)
@@ -129,9 +131,6 @@ class SharePartitionManager:
         share_partition.fence()
         if self._partitions.get(share_partition.key) is share_partition:
             del self._partitions[share_partition.key]
-            group_id = share_partition.key.group_id
-            if not any(key.group_id == group_id for key in self._partitions):
-                self._counters.pop(group_id, None)
         self.waiting.wake(share_partition.key)
 
     def leadership_changed(self, partition: Partition) -> None:
