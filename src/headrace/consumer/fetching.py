@@ -3,7 +3,7 @@
     assigned partitions → by leader or preferred replica → FetchSession → Fetch → FetchBuffer → application thread
 
 A broker gets the next request as soon as it has responded, so that it works while the application decodes, but not
-while the application has left RESPONSES_AHEAD of its responses. A request has all partitions: one without those whose
+while the application has left RESPONSES_AHEAD of its responses, or one if two do not fit. A request has all partitions: one without those whose
 data wait would leave them out for its whole fetch.max.wait.ms.
 
 Usually a response only moves the offsets of the partitions that it has records of. Then the next request is made from
@@ -209,7 +209,7 @@ class PartitionFetcher:
             if node_id in self._in_flight:
                 continue
             room = self._room()
-            if room <= 0 or self._is_ahead(node_id):
+            if room <= 0 or self._is_ahead(node_id, plan):
                 continue  # the application thread calls `data_taken`
             if self._client.is_ready(node_id, now):
                 self._send_to(node_id, plan, room, now)
@@ -222,15 +222,18 @@ class PartitionFetcher:
                 wait_ms = min(wait_ms, max(1.0, self._client.delay_ms(node_id, now)))
         return wait_ms
 
-    def _is_ahead(self, node_id: int) -> bool:
+    def _is_ahead(self, node_id: int, plan: _NodePlan) -> bool:
         """Return whether the application has to take data of a node first."""
+        # Two full responses of many partitions do not fit: the second one would be requested bit by bit.
+        bytes_max = 2 * len(plan.rows) * self._settings.partition_bytes_max
+        responses_max = RESPONSES_AHEAD if bytes_max <= self._settings.max_bytes else 1
         responses, assignment = self._ahead[node_id], self._assignment()
         while responses and not any(
             not fetched.is_taken and not fetched.partition.paused and assignment.is_current(fetched.partition)
             for fetched in responses[0]
         ):
             responses.popleft()
-        return len(responses) >= RESPONSES_AHEAD
+        return len(responses) >= responses_max
 
     @staticmethod
     def _is_fetchable(partition: AssignedPartition) -> bool:
