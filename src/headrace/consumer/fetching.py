@@ -3,8 +3,8 @@
     assigned partitions → by leader or preferred replica → FetchSession → Fetch → FetchBuffer → application thread
 
 A broker gets the next request as soon as it has responded, so that it works while the application decodes, but not
-while the application has left RESPONSES_AHEAD of its responses, or one if two do not fit. A request has all partitions: one without those whose
-data wait would leave them out for its whole fetch.max.wait.ms.
+while the application has left RESPONSES_AHEAD of its responses, or one if two do not fit. A request has all partitions:
+one without those whose data wait would leave them out for its whole fetch.max.wait.ms.
 
 Usually a response only moves the offsets of the partitions that it has records of. Then the next request is made from
 the plan of its node, without a look at the other partitions, however many there are. Everything else (another
