@@ -8,8 +8,9 @@ A line is `partition value`, after its offset is committed.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 POLL_SECONDS = 0.1
 CLASSIC_SESSION_MS = 1_500
@@ -39,7 +40,10 @@ def main(bootstrap: str, group: str, topic: str, protocol: str) -> None:
         try:
             consumer.commit(message=message, asynchronous=False)
         except KafkaException:
-            continue  # the partition belongs to another member now
+            # The group is rebalancing: read the record again, unless the partition belongs to another member now.
+            with suppress(KafkaException):
+                consumer.seek(TopicPartition(topic, message.partition() or 0, message.offset() or 0))
+            continue
         print(message.partition(), (message.value() or b"").decode(), flush=True)
 
 
