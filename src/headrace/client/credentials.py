@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from headrace.client import oauth, tls
+from headrace.client import tls
 from headrace.client.kerberos import KerberosSettings
 from headrace.client.plugins import PluginKind, PluginLoader
 from headrace.client.tls import TlsSettings
@@ -170,5 +170,8 @@ def _token_provider(config: Config, plugins: PluginLoader) -> TokenProvider | No
     option = "sasl.login.callback.handler.class"
     value = config[option]
     if value is None:
-        return oauth.token_provider(config, SYSTEM_CLOCK)
+        # Imported here: it needs urllib.request, which few clients do.
+        from headrace.client.oauth import token_provider
+
+        return token_provider(config, SYSTEM_CLOCK)
     return TokenCache(plugins.load(option, value, _TOKEN_PROVIDER).provider, SYSTEM_CLOCK.time_ms)

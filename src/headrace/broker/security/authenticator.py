@@ -13,7 +13,6 @@ from headrace.broker.broker_options import for_listener
 from headrace.broker.catalog.security import Users
 from headrace.broker.clock import TimerClock
 from headrace.broker.context import Session
-from headrace.broker.security.jwks import JwksSettings, JwksTokens
 from headrace.broker.security.kerberos import RULES_OPTION, Acceptor
 from headrace.broker.security.mechanisms import (
     OAuthBearer,
@@ -156,7 +155,10 @@ class Authenticator:
             skew_ms=int(given.get("unsecuredValidatorAllowableClockSkewMs", "0")),
         )
 
-    def _signed(self, listener: str, url: str) -> JwksTokens:
+    def _signed(self, listener: str, url: str) -> Validator:
+        # Imported here: it needs urllib.request, which few brokers do, and a broker has to start quickly.
+        from headrace.broker.security.jwks import JwksSettings, JwksTokens
+
         def option(name: str) -> Any:
             return self._option(listener, name)
 
