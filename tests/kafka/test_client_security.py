@@ -23,12 +23,11 @@ from headrace.wire.api.access import (
 from headrace.wire.sasl import Token
 from tests.support import sessions
 from tests.support.peers.connection import Connection
-from tests.support.peers.real_kafka import RealKafka, free_ports
+from tests.support.peers.real_kafka import RealKafka
 from tests.support.sessions import FastClock, assert_renewed_on_the_same_connection
 
 LOGIN = "org.apache.kafka.common.security"
 PROPERTIES = """
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,MTLS:SSL,SASLTLS:SASL_SSL
 ssl.keystore.type=PEM
 ssl.keystore.location={folder}/both.pem
 ssl.truststore.type=PEM
@@ -62,29 +61,23 @@ def certificates(tmp_path_factory):
 
 
 class SecureKafka:
-    def __init__(self, broker, mtls_port, sasl_port):
+    def __init__(self, broker, mtls, sasl):
         self.broker = broker
-        self.mtls = f"127.0.0.1:{mtls_port}"
-        self.sasl = f"127.0.0.1:{sasl_port}"
+        self.mtls = mtls
+        self.sasl = sasl
 
 
 @pytest.fixture(scope="module")
 def secure(kafka_jars, tmp_path_factory, certificates):
-    mtls_port, sasl_port = free_ports(2)
     broker = RealKafka(kafka_jars("4.3.0"), tmp_path_factory.mktemp("secure") / "kafka")
-    config = broker.data_dir / "server.properties"
-    more = f",MTLS://127.0.0.1:{mtls_port},SASLTLS://127.0.0.1:{sasl_port}"
-    lines = [
-        line + more if line.startswith(("listeners=", "advertised.listeners=")) else line
-        for line in config.read_text().splitlines()
-    ]
-    more_lines = PROPERTIES.format(folder=certificates, login=LOGIN, reauthenticate=sessions.LIFETIME_MS)
-    config.write_text("\n".join(lines) + more_lines)
+    more = PROPERTIES.format(folder=certificates, login=LOGIN, reauthenticate=sessions.LIFETIME_MS)
+    mtls = broker.add_listener("MTLS", "SSL", [more])
+    sasl = broker.add_listener("SASLTLS", "SASL_SSL", [])
     try:
         broker.start()
         for mechanism, number, digest in (("SCRAM-SHA-256", 1, "sha256"), ("SCRAM-SHA-512", 2, "sha512")):
             add_scram_user(broker, mechanism, number, digest)
-        yield SecureKafka(broker, mtls_port, sasl_port)
+        yield SecureKafka(broker, mtls, sasl)
     finally:
         broker.remove()
 

@@ -16,7 +16,7 @@ from tests.support import kerberos_realm
 from tests.support.kerberos_realm import REALM, Realm
 from tests.support.peers import java
 from tests.support.peers.connection import Connection
-from tests.support.peers.real_kafka import RealKafka, free_ports
+from tests.support.peers.real_kafka import RealKafka
 from tests.support.topics import unique
 
 SERVICE = "kafka/localhost"
@@ -65,24 +65,17 @@ def jaas(keytab):
 
 @pytest.fixture(scope="module")
 def apache(kafka_jars, tmp_path_factory, realm, keytabs):
-    (port,) = free_ports(1)
     options = (f"-Djava.security.krb5.conf={realm.environment['KRB5_CONFIG']}", *java.SHORT_LIVED)
     broker = RealKafka(kafka_jars("4.3.0"), tmp_path_factory.mktemp("kerberos") / "kafka", jvm_options=options)
-    config = broker.data_dir / "server.properties"
-    lines = [
-        f"{line},KERBEROS://localhost:{port}" if line.startswith(("listeners=", "advertised.listeners=")) else line
-        for line in config.read_text().splitlines()
-    ]
-    lines += [
-        "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,KERBEROS:SASL_PLAINTEXT",
+    lines = (
         "sasl.enabled.mechanisms=GSSAPI",
         "sasl.kerberos.service.name=kafka",
         f"listener.name.kerberos.gssapi.sasl.jaas.config={jaas(keytabs[SERVICE])}",
-    ]
-    config.write_text("\n".join(lines) + "\n")
+    )
+    address = broker.add_listener("KERBEROS", "SASL_PLAINTEXT", lines, host="localhost")
     try:
         broker.start()
-        yield KerberosBroker(f"localhost:{port}", keytabs)
+        yield KerberosBroker(address, keytabs)
     finally:
         broker.remove()
 

@@ -20,7 +20,7 @@ from headrace.config.clock import SYSTEM_CLOCK
 from headrace.errors import AuthenticationError
 from tests.support.peers import java
 from tests.support.peers.oidc_provider import AUDIENCE, CLIENT_ID, CLIENT_SECRET, SCOPE, OidcProvider
-from tests.support.peers.real_kafka import RealKafka, free_ports
+from tests.support.peers.real_kafka import RealKafka
 from tests.support.topics import unique
 from tests.support.waiting import eventually
 
@@ -48,25 +48,18 @@ def validation(provider):
 
 @pytest.fixture(scope="module")
 def apache(kafka_jars, tmp_path_factory, provider):
-    (port,) = free_ports(1)
     options = (f"-D{'org.apache.kafka.sasl.oauthbearer.allowed.urls'}={provider.keys_url}", *java.SHORT_LIVED)
     broker = RealKafka(kafka_jars("4.3.0"), tmp_path_factory.mktemp("oauth") / "kafka", jvm_options=options)
-    config = broker.data_dir / "server.properties"
-    lines = [
-        f"{line},OAUTH://127.0.0.1:{port}" if line.startswith(("listeners=", "advertised.listeners=")) else line
-        for line in config.read_text().splitlines()
-    ]
     prefix = "listener.name.oauth.oauthbearer."
-    lines += [
-        "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,OAUTH:SASL_PLAINTEXT",
+    lines = (
         *(f"{name}={value}" for name, value in validation(provider).items()),
         f"{prefix}sasl.server.callback.handler.class={OAUTH}.OAuthBearerValidatorCallbackHandler",
         f"{prefix}sasl.jaas.config={OAUTH}.OAuthBearerLoginModule required;",
-    ]
-    config.write_text("\n".join(lines) + "\n")
+    )
+    address = broker.add_listener("OAUTH", "SASL_PLAINTEXT", lines)
     try:
         broker.start()
-        yield f"127.0.0.1:{port}"
+        yield address
     finally:
         broker.remove()
 

@@ -118,6 +118,22 @@ class RealKafka(broker.Broker):
         with self._config.open("a") as file:
             file.writelines(f"{name.replace('_', '.')}={value}\n" for name, value in properties.items())
 
+    def add_listener(self, name: str, protocol: str, options: Iterable[str], host: str = "127.0.0.1") -> str:
+        """Add a listener, and lines of options, for the next start; returns its address."""
+        (port,) = free_ports(1)
+        address = f"{host}:{port}"
+        added = {
+            "listeners": f"{name}://{address}",
+            "advertised.listeners": f"{name}://{address}",
+            "listener.security.protocol.map": f"{name}:{protocol}",
+        }
+        lines = []
+        for line in self._config.read_text().splitlines():
+            more = added.get(line.partition("=")[0])
+            lines.append(line if more is None else f"{line},{more}")
+        self._config.write_text("\n".join([*lines, *options, ""]))
+        return address
+
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
